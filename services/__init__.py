@@ -1,0 +1,1 @@
+"""The edges of the loop: one process each, and none imports another."""

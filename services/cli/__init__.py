@@ -1,0 +1,1 @@
+"""The loop from a terminal: the plait command."""

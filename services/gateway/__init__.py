@@ -1,0 +1,1 @@
+"""Where commands enter the loop over HTTP and queries leave it."""
