@@ -82,16 +82,16 @@ class Story:
     def __init__(self, branch: str = HERE, **limits: int) -> None:
         self.branch = Branch(id=branch)
         self.limits = Limits(**limits)  # type: ignore[arg-type]
-        self.sequence = 0
+        self.recorded: list[Recorded] = []
         self.count = 0
 
     def when(self, command: AnyBranchCommand) -> list[BranchEvent]:
         events = [*decide(command, self.branch, self.limits)]
         if events:
-            self.sequence += 1
             append = Append(command_id=command.command_id, at=command.at, events=tuple(events))
-            recorded = Recorded(stream_of("t", self.branch.id), self.sequence, append)
-            evolve(self.branch, recorded, self.limits)
+            stream = stream_of("t", self.branch.id)
+            self.recorded.append(Recorded(stream, len(self.recorded) + 1, append))
+            evolve(self.branch, self.recorded[-1], self.limits)
         return events
 
     def next_id(self) -> str:
