@@ -87,8 +87,8 @@ class Handler:
                     events = []
                 if not events:
                     if fresh:
-                        done = state.commands.get(command.command_id, state.version)
-                        return Done(done, ())
+                        done = state.done_at(command.command_id)
+                        return Done(state.version if done is None else done, ())
                     await self._catch_up(stream, state)
                     fresh = True
                     continue
@@ -128,7 +128,7 @@ class Handler:
 
     def _evolve(self, state: Session | Branch, recorded: Recorded) -> None:
         if isinstance(state, Session):
-            sessions.evolve(state, recorded, self.limits)
+            sessions.evolve(state, recorded)
         else:
             branches.evolve(state, recorded, self.limits)
 

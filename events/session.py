@@ -22,7 +22,7 @@ class Session(Struct, kw_only=True):
     id: str
     exists: bool = False
     version: int = 0
-    commands: dict[str, int] = field(default_factory=dict)  # command id → sequence, the last ones
+    commands: dict[str, int] = field(default_factory=dict)  # command id → sequence, all of them
     title: Content | None = None
     system_prompt: Content | None = None
     model: str | None = None
@@ -30,6 +30,10 @@ class Session(Struct, kw_only=True):
     head: str = ""  # branch id
     reserved_at: str | None = None  # HEAD is a reservation: the node at which it will open
     names: dict[str, str] = field(default_factory=dict)  # name → branch id
+
+    def done_at(self, command_id: str) -> int | None:
+        """The append that carried this command out."""
+        return self.commands.get(command_id)
 
     @property
     def root(self) -> str:
@@ -44,7 +48,7 @@ class Session(Struct, kw_only=True):
 
 
 def decide(command: AnySessionCommand, session: Session, limits: Limits) -> Sequence[SessionEvent]:
-    if command.command_id in session.commands:
+    if session.done_at(command.command_id) is not None:
         return []
     if isinstance(command, CreateSession):
         return [
@@ -72,7 +76,7 @@ def decide(command: AnySessionCommand, session: Session, limits: Limits) -> Sequ
             assert_never(command)
 
 
-def evolve(session: Session, recorded: Recorded, limits: Limits) -> None:
+def evolve(session: Session, recorded: Recorded) -> None:
     for event in recorded.append.events:
         match event:
             case SessionCreated():
@@ -92,14 +96,9 @@ def evolve(session: Session, recorded: Recorded, limits: Limits) -> None:
                     session.names[event.name] = event.branch_id
             case _:
                 raise AssertionError(f"{type(event).__name__} on a session's subject")
-    remember(session.commands, recorded, limits)
+    # Nothing else would tell a retried checkout from a new one; people's commands are few.
+    session.commands[recorded.append.command_id] = recorded.sequence
     session.version = recorded.sequence
-
-
-def remember(commands: dict[str, int], recorded: Recorded, limits: Limits) -> None:
-    commands[recorded.append.command_id] = recorded.sequence
-    if len(commands) > limits.command_ids:
-        del commands[next(iter(commands))]
 
 
 def first_branch(session: str) -> str:

@@ -34,7 +34,7 @@ __all__ = ["Branch", "Entry", "Turn", "Wait", "check_open", "check_send", "decid
 
 def decide(command: AnyBranchCommand, branch: Branch, limits: Limits) -> Sequence[BranchEvent]:
     """Raises a PlaitError that says what to do; an empty answer: it was done before."""
-    if command.command_id in branch.commands:
+    if branch.done_at(command.command_id) is not None:
         return []
     match command:
         case PostMessage():

@@ -9,7 +9,6 @@ from plait.events import ids
 from plait.events.errors import BranchArchived as Archived
 from plait.events.errors import BranchMerged, UnknownBranch
 from plait.events.limits import Limits
-from plait.events.session import remember
 from plait.events.store import Recorded
 from plait.events.types import (
     BranchArchived,
@@ -88,7 +87,8 @@ class Branch(Struct, kw_only=True):
 
     id: str
     version: int = 0
-    commands: dict[str, int] = field(default_factory=dict)
+    commands: dict[str, int] = field(default_factory=dict)  # command id → sequence, the last ones
+    closing: dict[str, int] = field(default_factory=dict)  # all that archived, restored, cancelled
     exists: bool = False  # has opened
     archived: bool = False
     merged_into: str | None = None
@@ -107,6 +107,11 @@ class Branch(Struct, kw_only=True):
     settled: dict[str, None] = field(default_factory=dict)  # messages received or refused
     notes: dict[str, None] = field(default_factory=dict)
     waits: dict[str, Wait] = field(default_factory=dict)
+
+    def done_at(self, command_id: str) -> int | None:
+        """The append that carried this command out, as far as it is remembered: a message and
+        a turn are recognised by their own ids, however old."""
+        return self.commands.get(command_id) or self.closing.get(command_id)
 
     def has(self, node: str) -> bool:
         return node in self.nodes
@@ -131,8 +136,20 @@ def evolve(branch: Branch, recorded: Recorded, limits: Limits) -> None:
     at, sequence = recorded.append.at, recorded.sequence
     for event in recorded.append.events:
         _EVOLVE[type(event)](branch, event, at, sequence)
-    remember(branch.commands, recorded, limits)
+    command_id = recorded.append.command_id
+    branch.commands[command_id] = sequence
+    if len(branch.commands) > limits.command_ids:
+        del branch.commands[next(iter(branch.commands))]
     branch.version = sequence
+    if any(_is_closing(event) for event in recorded.append.events):
+        branch.closing[command_id] = sequence
+
+
+def _is_closing(event: object) -> bool:
+    """What would act twice if its command came again: its event alone would not tell."""
+    if isinstance(event, TurnEnded):
+        return event.status == "cancelled"
+    return isinstance(event, BranchArchived | BranchRestored)
 
 
 def _opened(branch: Branch, event: BranchOpened, at: int, sequence: int) -> None:

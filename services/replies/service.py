@@ -79,11 +79,12 @@ class Replies:
         seen = 0
         if not end:
             self._go_live()
-        async for batch in self._store.follow(after=0):
-            self.fold(batch)
-            seen = max(seen, batch.up_to)
-            if not self._live and seen >= end:
-                self._go_live()
+        async with contextlib.aclosing(self._store.follow(after=0)) as batches:
+            async for batch in batches:
+                self.fold(batch)
+                seen = max(seen, batch.up_to)
+                if not self._live and seen >= end:
+                    self._go_live()
 
     def fold(self, batch: Batch) -> None:
         for recorded in batch.recorded:

@@ -81,7 +81,7 @@ class Story:
 
     def __init__(self, branch: str = HERE, **limits: int) -> None:
         self.branch = Branch(id=branch)
-        self.limits = Limits(**limits)  # type: ignore[arg-type]
+        self.limits = Limits(**limits)
         self.recorded: list[Recorded] = []
         self.count = 0
 
@@ -709,6 +709,18 @@ def test_a_restored_branch_takes_messages_again() -> None:
     story.when(ArchiveBranch(command_id="a", at=NOW, branch_id=HERE, archived=True))
     story.when(ArchiveBranch(command_id="b", at=NOW, branch_id=HERE, archived=False))
     assert kinds(story.post()) == [MessageReceived, TurnRequested]
+
+
+def test_an_archiving_that_is_retried_after_many_others_does_not_archive_again() -> None:
+    story = Story(command_ids=2)
+    story.post(run=False)
+    archive = ArchiveBranch(command_id="a", at=NOW, branch_id=HERE, archived=True)
+    story.when(archive)
+    story.when(ArchiveBranch(command_id="b", at=NOW, branch_id=HERE, archived=False))
+    for _ in range(3):
+        story.post(run=False)
+    assert story.when(archive) == []
+    assert not story.branch.archived
 
 
 def test_a_retry_opens_a_branch_that_begins_with_a_reply() -> None:

@@ -26,7 +26,7 @@ class Story:
             append = Append(command_id=command.command_id, at=command.at, events=tuple(events))
             sequence = self.session.version + 1
             stream = StreamId("t", SESSION, ids.SESSION_TOKEN)
-            evolve(self.session, Recorded(stream, sequence, append), LIMITS)
+            evolve(self.session, Recorded(stream, sequence, append))
         return events
 
     def name(self, branch: str, name: str | None) -> list[SessionEvent]:
@@ -65,6 +65,16 @@ def test_moving_head_to_an_open_branch_gives_a_reservation_up() -> None:
     story = Story()
     story.when(MoveHead(command_id="m", at=0, session_id=SESSION, branch_id=A))
     assert (story.session.head, story.session.reserved_at) == (A, None)
+
+
+def test_a_checkout_that_is_retried_after_many_others_does_not_move_head_again() -> None:
+    story = Story()
+    first = MoveHead(command_id="first", at=0, session_id=SESSION, branch_id=A)
+    story.when(first)
+    for count in range(LIMITS.command_ids + 1):
+        story.when(MoveHead(command_id=f"m{count}", at=0, session_id=SESSION, branch_id=B))
+    assert story.when(first) == []
+    assert story.session.head == B
 
 
 def test_a_name_belongs_to_the_branch_that_claimed_it_first() -> None:
