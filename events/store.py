@@ -3,7 +3,7 @@
 `memory.py` and `jetstream.py` implement it and pass one suite, `tests/contract/test_store.py`.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple, Protocol
 
 from plait.events.errors import BadPosition
@@ -100,12 +100,12 @@ class EventStore(Protocol):
 
     def follow(
         self, after: int = 0, *, tenant: str | None = None, session: str | None = None
-    ) -> AsyncIterator[Batch]:
+    ) -> AsyncGenerator[Batch, None]:
         """All appends above sequence `after`, then new ones as they come, without end.
 
         In the log's order, without gap or repeat. When nothing is left it yields an empty batch
         whose `up_to` is the log's end as seen before it asked, and so again as the log grows
-        elsewhere. Closing the iterator frees what it holds. `session` needs `tenant`.
+        elsewhere. Closing it (`aclosing`) frees what it holds. `session` needs `tenant`.
         """
         ...
 
