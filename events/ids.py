@@ -68,6 +68,12 @@ def wait_id(message: str) -> str:
     return f"{head}-w{local[1:]}"
 
 
+def message_of(wait: str) -> str:
+    """The message whose reply a wait waits for."""
+    head, _, local = wait.rpartition("-")
+    return f"{head}-m{local[1:]}"
+
+
 def root_id(session: str) -> str:
     return f"{session}-{SESSION_TOKEN}-root"
 

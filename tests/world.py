@@ -1,9 +1,8 @@
 """A Plait in memory for tests: the real domain, handler and replies on the in-memory log."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from inspect import isawaitable
 from itertools import count
 
 from plait.events import ids
@@ -33,18 +32,6 @@ from plait.services.replies.service import Replies
 
 TENANT = "t"
 START = 1_700_000_000_000
-
-
-async def until(condition: Callable[[], object], *, within_s: float = 10.0) -> None:
-    """Until the condition (or what it returns to await) is true. Fails past the bound."""
-    async with asyncio.timeout(within_s):
-        while True:
-            value = condition()
-            if isawaitable(value):
-                value = await value
-            if value:
-                return
-            await asyncio.sleep(0.001)
 
 
 class World:

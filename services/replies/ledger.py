@@ -199,8 +199,7 @@ class Ledger:
         self._answered(event.wait_id)
 
     def _answered(self, wait_id: str) -> None:
-        head, _, local = wait_id.rpartition("-")
-        self.effects.pop(("answer", f"{head}-m{local[1:]}"), None)
+        self.effects.pop(("answer", ids.message_of(wait_id)), None)
 
     def _path(self, start: str, goal: str) -> list[str] | None:
         """The branches from `start` to `goal` along open waits, both included."""
