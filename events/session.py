@@ -51,6 +51,8 @@ def decide(command: AnySessionCommand, session: Session, limits: Limits) -> Sequ
     if session.done_at(command.command_id) is not None:
         return []
     if isinstance(command, CreateSession):
+        if session.exists:
+            return []  # Its id derives from the command's: a retry, however late.
         return [
             SessionCreated(
                 branch_id=first_branch(session.id),

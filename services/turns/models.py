@@ -1,0 +1,137 @@
+"""What answers for a turn: the protocol of a chat model, its errors, and the offline models.
+
+A model gets the rendered context and gives one whole answer. It is a stranger to the log: what it
+raises as `ModelError` is shown to people, and anything else only by its type, since the text of a
+library's error may hold a key.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from plait.events.context import without_header
+from plait.events.errors import Final
+from plait.events.model_names import OFFLINE
+from plait.events.types import Usage
+
+Message = Mapping[str, Any]  # as plait.events.context.render makes them
+
+
+class ToolSpec(Struct, frozen=True):
+    """A tool as the model is told of it. `schema` is the JSON schema of its arguments."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+class Request(Struct, frozen=True):
+    model: str
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec] = ()
+
+
+class AskedCall(NamedTuple):
+    name: str
+    args: str  # JSON text, as the model wrote it
+
+
+class Answer(Struct, frozen=True):
+    text: str = ""
+    calls: tuple[AskedCall, ...] = ()
+    usage: Usage = Usage()
+    finish: str = "stop"
+
+
+class ModelError(Final):
+    """The model gave no answer, and asking again would change nothing. The text has no secrets."""
+
+
+class ChatModel(Protocol):
+    async def answer(self, request: Request) -> Answer: ...
+
+
+class Echo:
+    """`offline:echo` answers the text of the last user message."""
+
+    async def answer(self, request: Request) -> Answer:
+        said, _ = _last_user(request.messages)
+        return _answer(request, said)
+
+
+class Demo:
+    """`offline:demo`, an actor without chance or network.
+
+    `ask <branch>: <question>` makes it ask and quote the reply, `tell <branch>: <text>` send
+    without waiting; otherwise it says what of all it was told fits the message best.
+    """
+
+    async def answer(self, request: Request) -> Answer:
+        said, last = _last_user(request.messages)
+        order = _ORDER.match(said)
+        if order is None:
+            return _answer(request, _recall(said, request.messages[: max(last, 0)]))
+        verb, branch, text = order["verb"].lower(), order["branch"].strip(), order["text"].strip()
+        results = [m for m in request.messages[last + 1 :] if m["role"] == "tool"]
+        if not results:
+            args = {"target_branch": branch, "message": text, "wait_reply": verb == "ask"}
+            call = AskedCall("send_to_branch", json.dumps(args, ensure_ascii=False))
+            return _answer(request, "", (call,))
+        result = results[-1]
+        if result.get("is_error"):
+            return _answer(request, f"I could not {verb} {branch}: {result['content']}")
+        if verb == "tell":
+            return _answer(request, f"I have told {branch}: “{text}”")
+        return _answer(request, f"{branch} answered: “{result['content']}”")
+
+
+def offline_models() -> dict[str, ChatModel]:
+    models: dict[str, ChatModel] = {"offline:echo": Echo(), "offline:demo": Demo()}
+    assert tuple(models) == OFFLINE, "the write side accepts exactly what can run"
+    return models
+
+
+_ORDER = re.compile(r"\s*(?P<verb>ask|tell)\s+(?P<branch>.+?):\s+(?P<text>\S.*)", re.I | re.S)
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
+_WORD = re.compile(r"\w{4,}")
+_EXCERPT = 60
+
+
+def _last_user(messages: Sequence[Message]) -> tuple[str, int]:
+    for place in range(len(messages) - 1, -1, -1):
+        if messages[place]["role"] == "user":
+            return without_header(messages[place]["content"]), place
+    return "", -1
+
+
+def _recall(said: str, earlier: Sequence[Message]) -> str:
+    """The sentence from earlier that shares most words with the message, else an excerpt of it."""
+    words = set(_WORD.findall(said.lower()))
+    best, shared = "", 1
+    for message in earlier:
+        if message["role"] not in ("user", "system"):
+            continue
+        for sentence in _SENTENCE.findall(without_header(message["content"])):
+            count = len(words & set(_WORD.findall(sentence.lower())))
+            if count > shared:
+                best, shared = sentence.strip(), count
+    if best:
+        return best
+    excerpt = " ".join(said.split())
+    if len(excerpt) > _EXCERPT:
+        excerpt = excerpt[: _EXCERPT - 1].rstrip() + "…"
+    return f"I have read “{excerpt}”."
+
+
+def _answer(request: Request, text: str, calls: tuple[AskedCall, ...] = ()) -> Answer:
+    """Counts words as tokens, so that usage is not zero."""
+    read = sum(len((m["content"] or "").split()) for m in request.messages)
+    return Answer(
+        text=text,
+        calls=calls,
+        usage=Usage(input_tokens=read, output_tokens=len(text.split())),
+        finish="tool_calls" if calls else "stop",
+    )
