@@ -44,7 +44,7 @@ unit contract integration: install
 bench: install ## Measure, as ratios inside one run
 	$(BIN)/python -m tests.bench $(ARGS)
 
-demo: install ## See branches ask, hand over and merge, on embedded servers
+demo: install ## See one branch ask another, on embedded servers
 	$(BIN)/plait demo $(ARGS)
 
 dev: install ## Run all services on embedded servers

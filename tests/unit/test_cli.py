@@ -130,13 +130,15 @@ class Canned(BaseHTTPRequestHandler):
             "application/json",
             '{"items": [3], "next_page_token": "yet more"}',
         ),
-        "/v1/sessions/s2/events": (
+        "/v1/sessions/s2/events?from=start": (
             200,
             "text/event-stream",
             (
                 ": alive\n\n"
                 'id: 1.2.0\nevent: TurnEnded\ndata: {"status":\ndata: "completed"}\n\n'
                 'event: token\ndata: {"text": "a"}\n\n'
+                ": caught up\n\n"
+                "id: 1.3.0\nevent: TurnEnded\ndata: {}\n\n"
             ),
         ),
     }
@@ -168,11 +170,10 @@ def test_a_list_is_read_page_after_page_up_to_its_limit(gateway: Gateway) -> Non
 
 
 def test_events_carry_their_position_and_streamed_text_has_none(gateway: Gateway) -> None:
+    past = [("1.2.0", "TurnEnded", {"status": "completed"}), ("", "token", {"text": "a"})]
     with Api(gateway) as api:
-        assert [tuple(event) for event in api.events("s2")] == [
-            ("1.2.0", "TurnEnded", {"status": "completed"}),
-            ("", "token", {"text": "a"}),
-        ]
+        assert list(api.events("s2", follow=False)) == past
+        assert list(api.events("s2", follow=True)) == [*past, ("1.3.0", "TurnEnded", {})]
 
 
 def test_a_problem_is_told_by_its_detail_and_code(gateway: Gateway) -> None:
