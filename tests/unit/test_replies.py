@@ -5,7 +5,8 @@ from plait.events import ids
 from plait.events.branch import Branch
 from plait.events.subjects import stream_of
 from plait.events.types import AnyEvent, MessageReceived, WaitEnded
-from tests.world import TENANT, World, until
+from tests.waiting import until
+from tests.world import TENANT, World
 
 
 async def state(world: World, branch: str) -> Branch:
