@@ -33,9 +33,7 @@ def chat(session: str | None = None, *, gateway: Gateway | None = None) -> None:
         An existing session; a new one by default.
     """
     with Api(gateway) as api:
-        if session is None:
-            session = api.post("/v1/sessions", {})["session_id"]
-        _Chat(api, session).run()
+        _Chat(api, session or api.post("/v1/sessions", {})["session_id"]).run()
 
 
 class _Chat:

@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -13,7 +11,6 @@ from cyclopts import Parameter
 from msgspec import Struct
 from nats.aio.client import Client
 from nats.js.errors import NoKeysError, NotFoundError
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
@@ -27,6 +24,7 @@ from plait.events.subjects import GENERATION, Subjects
 from plait.projections.generations import Generations
 from plait.projections.rebuild import rebuild as rebuild_read_models
 from plait.projections.schema import Names
+from plait.projections.scripts import connect as open_redis
 from plait.services.cli.logs import log_to_stderr
 from plait.services.cli.show import print_json
 
@@ -100,7 +98,7 @@ def rebuild(*, json: Json = False) -> None:
 async def _rebuild(settings: Settings) -> str:
     log = await open_jetstream(settings, "plait-rebuild")
     try:
-        async with _redis(settings) as redis:
+        async with open_redis(settings.redis_url) as redis:
             return str(await rebuild_read_models(log.store, redis, settings))
     except RedisError as error:
         raise Unavailable(f"{settings.redis_url}: {error}") from error
@@ -153,7 +151,7 @@ async def _examine_log(nc: Client, settings: Settings) -> list[Finding]:
 
 
 async def _examine_views(settings: Settings, end: tuple[int, int] | None) -> list[Finding]:
-    async with _redis(settings) as redis:
+    async with open_redis(settings.redis_url) as redis:
         try:
             info = await redis.info("server")
         except (RedisError, OSError) as error:
@@ -252,12 +250,3 @@ def _settings() -> Settings:
         return settings
     host = urlsplit(settings.nats_url.partition(",")[0]).hostname or "127.0.0.1"
     return msgspec.structs.replace(settings, nats_monitor_url=f"http://{host}:{MONITOR_PORT}")
-
-
-@asynccontextmanager
-async def _redis(settings: Settings) -> AsyncIterator[Redis]:
-    client = Redis.from_url(settings.redis_url, socket_connect_timeout=CONNECT_S, socket_timeout=30)
-    try:
-        yield client
-    finally:
-        await client.aclose()

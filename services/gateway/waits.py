@@ -4,7 +4,7 @@ The watch begins before the state is read, so an end in between is not missed.
 """
 
 from plait.events import ids
-from plait.events.errors import ReadModelBehind, UnknownBranch, UnknownTurn
+from plait.events.errors import ReadModelBehind, Unavailable, UnknownBranch, UnknownTurn
 from plait.events.store import Position
 from plait.projections.queries import MessageView, TurnView
 from plait.services.gateway.call import Call
@@ -34,7 +34,7 @@ async def ended_turn(call: Call, turn_id: str, seconds: float, node_id: str) -> 
         return None
     try:
         return await call.gateway.queries.turn(call.tenant, turn_id, position)
-    except (ReadModelBehind, UnknownTurn):
+    except (ReadModelBehind, Unavailable, UnknownTurn):
         return None  # The command stands: its answer need not fail for that.
 
 
@@ -52,5 +52,5 @@ async def answered_message(call: Call, message_id: str, seconds: float) -> Messa
         return await gateway.queries.message(
             call.tenant, message_id, Position(gateway.store.generation, sequence)
         )
-    except ReadModelBehind:
+    except (ReadModelBehind, Unavailable):
         return None

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 import structlog
 from granian.constants import Interfaces
 from granian.server.embed import Server
-from redis.asyncio import Redis
 
 from plait.events.content import Contents
 from plait.events.handler import Handler
@@ -16,6 +15,7 @@ from plait.events.jetstream_setup import open_jetstream
 from plait.events.settings import Settings
 from plait.events.transcripts import Transcripts
 from plait.projections.queries import Queries
+from plait.projections.scripts import connect
 from plait.services.gateway.app import create_app
 from plait.services.gateway.call import Gateway
 from plait.services.gateway.commands import Commands
@@ -23,7 +23,6 @@ from plait.services.gateway.tail import Tail
 
 BACKLOG = 1_024  # connections that wait to be accepted
 AT_ONCE = 20_000  # requests under way: event streams and waits count, too
-REDIS_CONNECT_S = 2.0
 STOP_S = 10.0  # for requests under way, once streams and waits have ended
 
 log = structlog.get_logger("gateway")
@@ -46,11 +45,7 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
         commands = Commands(
             handler, contents, jetstream.requests, settings, lambda: time.time_ns() // 1_000_000
         )
-        async with Redis.from_url(
-            settings.redis_url,
-            socket_connect_timeout=REDIS_CONNECT_S,
-            socket_timeout=settings.read_timeout_s,
-        ) as redis:
+        async with connect(settings.redis_url) as redis:
             yield Gateway(
                 settings=settings,
                 store=store,
