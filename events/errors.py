@@ -205,7 +205,8 @@ class InboxFull(Retryable):
 
     def __init__(self, branch: str, limit: int) -> None:
         super().__init__(
-            f"the inbox of branch {branch} is full ({limit} entries): try again when its turn ends"
+            f"the inbox of branch {branch} is full: {limit} messages there wait to be read. "
+            "Try again when its turn has ended, or have one read them (post with run=true)"
         )
 
 

@@ -38,7 +38,7 @@ class Handler:
     stream, and never change them.
     """
 
-    def __init__(self, store: EventStore, limits: Limits, *, cached: int = 2_000) -> None:
+    def __init__(self, store: EventStore, limits: Limits, *, cached: int = 1_000) -> None:
         self.store, self.limits = store, limits
         self._states: OrderedDict[StreamId, Session | Branch] = OrderedDict()
         self._locks: dict[StreamId, asyncio.Lock] = {}

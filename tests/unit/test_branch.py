@@ -355,7 +355,7 @@ def test_the_inbox_is_bounded_and_says_its_limit() -> None:
     story.claim()
     story.post()
     story.post()
-    with pytest.raises(InboxFull, match="2 entries"):
+    with pytest.raises(InboxFull, match="2 messages"):
         story.post()
 
 
