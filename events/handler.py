@@ -14,7 +14,13 @@ from plait.events import ids
 from plait.events import session as sessions
 from plait.events.branch import Branch
 from plait.events.commands import AnyBranchCommand, AnyCommand, AnySessionCommand, SessionCommand
-from plait.events.errors import PlaitError, UnknownBranch, UnknownSession, VersionConflict
+from plait.events.errors import (
+    BudgetExceeded,
+    PlaitError,
+    UnknownBranch,
+    UnknownSession,
+    VersionConflict,
+)
 from plait.events.limits import Limits
 from plait.events.session import Session
 from plait.events.store import EventStore, Recorded, StreamId
@@ -110,11 +116,16 @@ class Handler:
             raise VersionConflict(state.version)
 
     def _decide(self, command: AnyCommand, state: Session | Branch) -> list[AnyEvent]:
+        events: list[AnyEvent]
         if isinstance(state, Session):
             assert isinstance(command, AnySessionCommand)
-            return [*sessions.decide(command, state, self.limits)]
-        assert isinstance(command, AnyBranchCommand)
-        return [*branches.decide(command, state, self.limits)]
+            events = [*sessions.decide(command, state, self.limits)]
+        else:
+            assert isinstance(command, AnyBranchCommand)
+            events = [*branches.decide(command, state, self.limits)]
+        if len(events) > self.limits.append_events:
+            raise BudgetExceeded("events of one append", len(events), self.limits.append_events)
+        return events
 
     async def _load(self, stream: StreamId) -> Session | Branch:
         async with self._lock(stream):
