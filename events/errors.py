@@ -15,6 +15,7 @@ class Code(StrEnum):
     UNKNOWN_NODE = "unknown_node"
     UNKNOWN_TURN = "unknown_turn"
     UNKNOWN_MESSAGE = "unknown_message"
+    UNKNOWN_PROVIDER = "unknown_provider"
     AMBIGUOUS_BRANCH = "ambiguous_branch"
     BRANCH_ARCHIVED = "branch_archived"
     BRANCH_MERGED = "branch_merged"
@@ -31,6 +32,7 @@ class Code(StrEnum):
     TURN_ACTIVE = "turn_active"
     STALE_CLAIM = "stale_claim"
     TEXT_TOO_LONG = "text_too_long"
+    NO_SECRET = "no_secret"
     IDEMPOTENCY_MISMATCH = "idempotency_key_mismatch"
     BAD_POSITION = "bad_position"
     UNAUTHORIZED = "unauthorized"
@@ -40,6 +42,25 @@ class Code(StrEnum):
     UNAVAILABLE = "unavailable"
     CONFLICT = "conflict"
     INTERNAL = "internal"
+
+
+class ModelFailure(StrEnum):
+    """Why a model gave no answer: stable codes of a turn's failed steps, and of its error."""
+
+    # asked again later, up to a bound
+    RATE_LIMITED = "rate_limited"
+    PROVIDER_UNAVAILABLE = "provider_unavailable"
+    STALLED = "stalled"
+    CUT_OFF = "cut_off"
+    MALFORMED = "malformed"
+    # final
+    BAD_KEY = "bad_key"
+    BAD_REQUEST = "bad_request"
+    CONTENT_FILTER = "content_filter"
+    CONTEXT_TOO_LONG = "context_too_long"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    UNKNOWN_MODEL = "unknown_model"
+    MODEL_ERROR = "model_error"
 
 
 class PlaitError(Exception):
@@ -140,6 +161,37 @@ class UnknownMessage(Final):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"there is no message {message!r}")
+
+
+class UnknownProvider(Final):
+    code = Code.UNKNOWN_PROVIDER
+
+    def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
+        hint = f"; there are {', '.join(known)}" if known else ""
+        super().__init__(f"there is no provider {name!r}{hint}")
+
+
+class NoSecret(Final):
+    code = Code.NO_SECRET
+
+    def __init__(self) -> None:
+        super().__init__(
+            "keys are stored encrypted, and there is nothing to encrypt them with: set "
+            "PLAIT_SECRET to 32 random bytes in base64 (`openssl rand -base64 32`), the same for "
+            "all processes, and start them again"
+        )
+
+
+class WrongSecret(Final):
+    """What is sealed does not open."""
+
+    code = Code.NO_SECRET
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the stored key cannot be read ({why}): give this process the PLAIT_SECRET that it "
+            "was stored under, or store the key again"
+        )
 
 
 class AmbiguousBranch(Final):

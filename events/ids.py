@@ -2,7 +2,8 @@
 
     session   s<12>                    sk3v9x0q2m7ra
     branch    <session>-b<8>           its last part is the branch token of the subject
-    node      <branch>-n<11>           likewise turn -t<11>, message -m<11>, wait -w<11>
+    node      <branch>-n<11>           likewise turn -t<11>, message -m<11>, wait -w<11>,
+                                       pause -p<11>
     ROOT      <session>-_-root         the session's own subject has the branch token "_"
 
 Every id is derived from the id of the command that made it, so a retry makes the same ones.
@@ -18,15 +19,15 @@ SESSION_TOKEN = "_"
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 _ID = re.compile(
     r"(?P<session>s[a-z2-7]{12})"
-    r"(?:-(?P<branch>_|b[a-z2-7]{8})(?:-(?P<local>root|[ntmw][a-z2-7]{11}))?)?"
+    r"(?:-(?P<branch>_|b[a-z2-7]{8})(?:-(?P<local>root|[ntmwp][a-z2-7]{11}))?)?"
 )
-_KINDS = {"n": "node", "t": "turn", "m": "message", "w": "wait", "r": "node"}
+_KINDS = {"n": "node", "t": "turn", "m": "message", "w": "wait", "p": "pause", "r": "node"}
 
 
 class Ref(NamedTuple):
     """The parts of an id. `branch` is a whole branch id, not the token alone."""
 
-    kind: str  # session, branch, node, turn, message or wait
+    kind: str  # session, branch, node, turn, message, wait or pause
     session: str
     branch: str
 
@@ -72,6 +73,12 @@ def message_of(wait: str) -> str:
     """The message whose reply a wait waits for."""
     head, _, local = wait.rpartition("-")
     return f"{head}-m{local[1:]}"
+
+
+def pause_id(turn: str, nth: int) -> str:
+    """The wait of a turn for nothing but time, after the nth of its model calls that failed."""
+    branch = branch_of(turn)
+    return f"{branch}-p{derive('pause', turn, str(nth), length=11)}"
 
 
 def root_id(session: str) -> str:

@@ -1,4 +1,5 @@
-"""What stands beside the log on JetStream: blobs, keys, idempotency records, leases, work items.
+"""What stands beside the log on JetStream: blobs, keys, idempotency records, providers, leases,
+work items.
 
 Each is one guarded publish and one get from the leader, so that what one process was told is
 there is there for all others. All but a lease may be repeated, so a lost answer is asked for again.
@@ -8,6 +9,7 @@ import asyncio
 import contextlib
 import math
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 
@@ -112,6 +114,32 @@ class JetStreamRequests:
                 # It reached its age in between: try again, once per 24 hours at most.
             else:
                 return record
+
+
+class JetStreamProviderRecords:
+    def __init__(self, api: Api, subjects: Subjects) -> None:
+        self._api, self._subjects = api, subjects
+        self._stream = bucket_stream(subjects.providers)
+
+    async def names(self, tenant: str) -> Sequence[str]:
+        everything = self._subjects.provider(tenant, "*")
+        info = await patiently(self._api.info, self._stream, subjects_filter=everything)
+        return [subject.rpartition(".")[2] for subject in info.state.subjects]
+
+    async def get(self, tenant: str, name: str) -> bytes | None:
+        subject = self._subjects.provider(tenant, name)
+        found = await patiently(self._api.last, self._stream, subject)
+        return found.data if found else None
+
+    async def put(self, tenant: str, name: str, record: bytes) -> None:
+        await patiently(self._api.publish, self._subjects.provider(tenant, name), record, {})
+
+    async def remove(self, tenant: str, name: str) -> None:
+        # Purged, not marked: the sealed key is gone.
+        subject = self._subjects.provider(tenant, name)
+        await patiently(
+            self._api.call, f"STREAM.PURGE.{self._stream}", {"filter": subject}, msgspec.Raw
+        )
 
 
 class JetStreamLeases:

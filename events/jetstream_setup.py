@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from typing import Any, NamedTuple
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import msgspec
@@ -32,6 +33,7 @@ from plait.events.jetstream_records import (
     JetStreamBlobs,
     JetStreamKeys,
     JetStreamLeases,
+    JetStreamProviderRecords,
     JetStreamRequests,
     JetStreamWorkQueue,
     bucket_stream,
@@ -64,6 +66,7 @@ class JetStream(NamedTuple):
     blobs: JetStreamBlobs
     keys: JetStreamKeys
     requests: JetStreamRequests
+    providers: JetStreamProviderRecords
     leases: JetStreamLeases
     work: JetStreamWorkQueue
 
@@ -88,6 +91,7 @@ async def open_jetstream(settings: Settings, name: str = "plait") -> JetStream:
         blobs=JetStreamBlobs(api, subjects),
         keys=JetStreamKeys(api, subjects),
         requests=JetStreamRequests(api, subjects),
+        providers=JetStreamProviderRecords(api, subjects),
         leases=JetStreamLeases(api, subjects),
         work=JetStreamWorkQueue(api, subjects),
     )
@@ -211,6 +215,12 @@ def _streams(subjects: Subjects, replicas: int) -> list[dict[str, Any]]:
         disk
         | one_each
         | {
+            "name": bucket_stream(subjects.providers),
+            "subjects": [f"$KV.{subjects.providers}.>"],
+        },
+        disk
+        | one_each
+        | {
             # In a file: a memory stream would not outlive the restart of a single server.
             "name": bucket_stream(subjects.leases),
             "subjects": [f"$KV.{subjects.leases}.>"],
@@ -316,6 +326,13 @@ async def _monitored(url: str) -> _Server:
 
     try:
         return msgspec.json.decode(await asyncio.to_thread(read), type=_Server)
+    except (URLError, ConnectionError, TimeoutError) as error:
+        if isinstance(error, URLError) and not isinstance(error.reason, OSError):
+            raise Misconfigured(f"PLAIT_NATS_MONITOR_URL={url}: {error.reason}") from error
+        raise Unavailable(  # It may be starting, as NATS itself may be.
+            f"nothing answers at PLAIT_NATS_MONITOR_URL={url} ({error}): start it, or give what "
+            "the server's setting `http` says"
+        ) from error
     except (OSError, ValueError) as error:
         raise Misconfigured(
             f"PLAIT_NATS_MONITOR_URL={url} is no monitoring address of a NATS server ({error}): "

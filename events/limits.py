@@ -15,6 +15,12 @@ class Limits(Struct, frozen=True, kw_only=True):
     turn_steps: int = 64  # model calls; a model in a loop stops here
     turn_calls: int = 64  # tool calls of one model answer
     turn_time_s: float = 30 * 60.0  # running, not waiting
+    turn_output_tokens: int = 128_000  # all its answers: 64 steps of 2,000
+    turn_total_tokens: int = 4_000_000  # read and written: 64 steps at 60,000 of context
+    model_stall_s: float = 60.0  # without a token; longer than a cold start, shorter than patience
+    model_attempts: int = 6  # calls in a row that fail for now: with the pauses half a minute
+    model_pause_s: float = 0.5  # before the second of them, doubled each time
+    model_pause_max_s: float = 60.0  # a provider that says when may ask for up to wait_max_s
     turn_attempts: int = 10  # deliveries of one work item before the turn ends as an error
     chain_hops: int = 32  # messages in one chain of cause and effect
     name_chars: int = 64

@@ -163,6 +163,23 @@ class MemoryRequests:
         return record
 
 
+class MemoryProviderRecords:
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], bytes] = {}
+
+    async def names(self, tenant: str) -> Sequence[str]:
+        return [name for owner, name in self._records if owner == tenant]
+
+    async def get(self, tenant: str, name: str) -> bytes | None:
+        return self._records.get((tenant, name))
+
+    async def put(self, tenant: str, name: str, record: bytes) -> None:
+        self._records[tenant, name] = record
+
+    async def remove(self, tenant: str, name: str) -> None:
+        self._records.pop((tenant, name), None)
+
+
 class MemoryLeases:
     """`clock` in seconds."""
 

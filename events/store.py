@@ -144,6 +144,22 @@ class Requests(Protocol):
         ...
 
 
+class ProviderRecords(Protocol):
+    """The sealed settings of a tenant's providers, by name. The last write stands."""
+
+    async def names(self, tenant: str) -> Sequence[str]:
+        """In no particular order."""
+        ...
+
+    async def get(self, tenant: str, name: str) -> bytes | None: ...
+
+    async def put(self, tenant: str, name: str, record: bytes) -> None: ...
+
+    async def remove(self, tenant: str, name: str) -> None:
+        """Leaves nothing of it; it may be gone already."""
+        ...
+
+
 class Leases(Protocol):
     """Who acts on which partition. Correctness never rests on them."""
 

@@ -56,6 +56,10 @@ class Subjects(NamedTuple):
         return f"{self.prefix}-keys"
 
     @property
+    def providers(self) -> str:
+        return f"{self.prefix}-providers"
+
+    @property
     def blobs(self) -> str:
         return f"{self.prefix}-blobs"
 
@@ -98,12 +102,29 @@ class Subjects(NamedTuple):
     def all_requests(self) -> str:
         return f"{self.prefix}.request.>"
 
-    # leases and keys have the names of key-value buckets, so that NATS's own tools show them
+    # what models say while they say it: core NATS, see `tokens.py`
+    def tokens(self, tenant: str, branch: str) -> str:
+        """A branch's; with a session's id, the filter for all of the session."""
+        session, _, token = branch.partition("-")
+        return f"{self.prefix}.tokens.{tenant}.{session}.{token or '*'}"
+
+    def tokens_asked(self, tenant: str, session: str) -> str:
+        return f"{self.prefix}.tokens-asked.{tenant}.{session}"
+
+    @property
+    def all_tokens_asked(self) -> str:
+        return f"{self.prefix}.tokens-asked.>"
+
+    # leases, keys and providers have the names of key-value buckets: NATS's own tools show them
     def lease(self, name: str) -> str:
         return f"$KV.{self.leases}.{name}"
 
     def key(self, tenant: str, session: str) -> str:
         return f"$KV.{self.keys}.{tenant}.{session}"
+
+    def provider(self, tenant: str, name: str) -> str:
+        """With `*` as name, the filter for all of the tenant."""
+        return f"$KV.{self.providers}.{tenant}.{name}"
 
     def blob_part(self, name: str, part: int) -> str:
         return f"{self.prefix}.blob.{name}.{part}"

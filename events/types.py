@@ -201,6 +201,24 @@ class ModelAnswered(Event, frozen=True):
     finish: str = "stop"
 
 
+class ModelFailed(Event, frozen=True):
+    """A model call of the turn that gave no answer: the `nth` of the turn that did not, at `step`.
+
+    With `wait_id` the turn is suspended in the same append, and asks again when that wait ends at
+    `deadline`: it waits for nothing but time, and holds nothing. Without, the turn ends in the
+    same append.
+    """
+
+    turn_id: str
+    epoch: Epoch
+    step: int
+    nth: int
+    context: str  # digest of the exact context that was sent
+    error: TurnError
+    wait_id: str | None = None
+    deadline: int | None = None
+
+
 class ToolReturned(Event, frozen=True):
     """The one result of a call. A refused or failed call is a result too (status error)."""
 
@@ -264,7 +282,8 @@ class MessageSent(Event, frozen=True):
 
 class WaitEnded(Event, frozen=True):
     """The one end of a wait. Where a call waited, this is the call's result: the reply's
-    `content`, or `reason`. `reply_node` is the node that answered."""
+    `content`, or `reason`. `reply_node` is the node that answered. The pause after a failed model
+    call ends as expired."""
 
     wait_id: str
     outcome: Outcome
@@ -295,6 +314,7 @@ BranchEvent = (
     | TurnRequested
     | TurnClaimed
     | ModelAnswered
+    | ModelFailed
     | ToolReturned
     | TurnSuspended
     | TurnResumed

@@ -10,6 +10,7 @@ from plait.events.types import Content
 from plait.projections.schema import (
     BranchField,
     EndRow,
+    FailureRow,
     HeadRow,
     Mark,
     NodeRow,
@@ -127,6 +128,7 @@ _decoders: dict[type, Any] = {
     for row in (
         Content,
         EndRow,
+        FailureRow,
         HeadRow,
         Mark,
         NodeRow,

@@ -22,6 +22,7 @@ from plait.events.types import (
     MessageRefused,
     MessageSent,
     ModelAnswered,
+    ModelFailed,
     NodesPlaced,
     Outcome,
     ReplyLate,
@@ -40,6 +41,7 @@ from plait.projections.schema import (
     SESSION,
     BranchField,
     EndRow,
+    FailureRow,
     HeadRow,
     Key,
     Mark,
@@ -56,6 +58,7 @@ from plait.projections.schema import (
     StepRow,
     TurnField,
     args_of,
+    failure_of,
     field,
     late_of,
 )
@@ -323,6 +326,13 @@ def _model_answered(w: Writes, event: ModelAnswered, spot: _Spot) -> None:
     w.set(Key.TURNS, field(turn, TurnField.LAST), event.step)
 
 
+def _model_failed(w: Writes, event: ModelFailed, spot: _Spot) -> None:
+    turn, error = w.short(event.turn_id), event.error
+    row = FailureRow(event.step, event.context, error.code, error.message, event.deadline)
+    w.set(Key.TURNS, failure_of(turn, event.nth), row)
+    w.set(Key.TURNS, field(turn, TurnField.FAILED), event.nth)
+
+
 def _tool_returned(w: Writes, event: ToolReturned, spot: _Spot) -> None:
     node = w.short(event.node_id)
     w.set(Key.RESULTS, node, ResultRow(event.status))
@@ -366,6 +376,8 @@ _RESULT_OF: dict[Outcome, str] = {"replied": "completed", "cancelled": "cancelle
 
 
 def _wait_ended(w: Writes, event: WaitEnded, spot: _Spot) -> None:
+    if ids.of_kind(event.wait_id, "pause") is not None:
+        return  # It waited for no message.
     message = w.short(ids.message_of(event.wait_id))
     text = w.short(event.wait_id)
     if event.call is not None:
@@ -410,6 +422,7 @@ _FOLD: dict[type, Callable[[Writes, Any, _Spot], None]] = {
     TurnRequested: _turn_requested,
     TurnClaimed: _turn_claimed,
     ModelAnswered: _model_answered,
+    ModelFailed: _model_failed,
     ToolReturned: _tool_returned,
     TurnSuspended: _turn_suspended,
     TurnResumed: _turn_resumed,

@@ -40,6 +40,7 @@ from plait.projections.schema import (
     NODES,
     SESSION,
     EndRow,
+    FailureRow,
     Generation,
     HeadRow,
     Key,
@@ -56,6 +57,7 @@ from plait.projections.schema import (
     StepRow,
     TurnField,
     args_of,
+    failure_of,
     field,
     short,
     whole,
@@ -250,7 +252,13 @@ class Queries:
         if ref is None:
             raise UnknownTurn(turn_id)
         session, name = ref.session, short(ref.session, turn_id)
-        fields = [TurnField.STATE, TurnField.ASKED, TurnField.NODE, TurnField.LAST]
+        fields = [
+            TurnField.STATE,
+            TurnField.ASKED,
+            TurnField.NODE,
+            TurnField.LAST,
+            TurnField.FAILED,
+        ]
         wants = [
             Want("HMGET", Key.TURNS, tuple(field(name, what) for what in fields)),
             Want("HGET", Key.ENDS, (name,)),
@@ -260,7 +268,7 @@ class Queries:
             [answer] = await self._reader.read(tenant, [(session, wants)], at_least)
             if answer.sequence is None or answer.values[0][0] is None:
                 raise UnknownTurn(turn_id)
-            (state, asked, node, last), end = answer.values
+            (state, asked, node, last, failed), end = answer.values
             ended = maybe(EndRow, end)
             status = value_of(state) if ended is None else ended.status
             if status == "requested" and asked is not None:
@@ -274,6 +282,7 @@ class Queries:
             steps = await self._steps(tenant, session, name, numbers, answer.generation)
             calls = [call for step in steps for call in step.calls]
             texts = [await self._text(step.text) for step in steps]
+            failures = await self._failures(tenant, session, name, failed, answer.generation)
             return TurnView(
                 turn_id=turn_id,
                 session_id=session,
@@ -281,16 +290,22 @@ class Queries:
                 node_id=None if node is None else whole(session, value_of(node)),
                 status=status,
                 text=texts[-1] if texts else None,
-                steps=[
-                    StepView(
-                        step=number,
-                        text=text,
-                        context=step.context,
-                        finish=step.finish,
-                        calls=[whole(session, call) for call in step.calls],
-                    )
-                    for number, step, text in zip(numbers, steps, texts, strict=True)
-                ],
+                steps=sorted(
+                    [
+                        *failures,
+                        *(
+                            StepView(
+                                step=number,
+                                text=text,
+                                context=step.context,
+                                finish=step.finish,
+                                calls=[whole(session, call) for call in step.calls],
+                            )
+                            for number, step, text in zip(numbers, steps, texts, strict=True)
+                        ),
+                    ],
+                    key=lambda view: view.step,
+                ),
                 waits=await self._waits(tenant, session, calls, answer.generation),
                 usage={
                     "input_tokens": sum(step.input_tokens for step in steps),
@@ -441,6 +456,28 @@ class Queries:
         steps = Want("HMGET", Key.TURNS, tuple(field(turn, number) for number in numbers))
         [answer] = await self._reader.read(tenant, [(session, [steps])], within=within)
         return [row_of(StepRow, value) for value in answer.values[0]]
+
+    async def _failures(
+        self, tenant: str, session: str, turn: str, count: bytes | None, within: Generation
+    ) -> list[StepView]:
+        if count is None:
+            return []
+        names = tuple(failure_of(turn, nth + 1) for nth in range(value_of(count)))
+        want = Want("HMGET", Key.TURNS, names)
+        [answer] = await self._reader.read(tenant, [(session, [want])], within=within)
+        rows = [row_of(FailureRow, value) for value in answer.values[0]]
+        return [
+            StepView(
+                step=row.step,
+                text=None,
+                context=row.context,
+                finish="error",
+                calls=[],
+                error={"code": row.code, "message": row.message},
+                retry_at=row.deadline,
+            )
+            for row in rows
+        ]
 
     async def _waits(
         self, tenant: str, session: str, calls: Sequence[str], within: Generation

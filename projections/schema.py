@@ -73,6 +73,7 @@ class TurnField(StrEnum):
     ASKED = "asked"  # the message that first asked for it
     NODE = "node"  # its assistant node
     LAST = "last"  # its last step
+    FAILED = "failed"  # how many of its model calls gave no answer
 
 
 class MessageField(StrEnum):
@@ -146,6 +147,16 @@ class StepRow(Row, frozen=True):
     text: Content | None
 
 
+class FailureRow(Row, frozen=True):
+    """A model call without an answer; `deadline` until when the turn paused, if it asked again."""
+
+    step: int
+    context: str
+    code: str
+    message: str
+    deadline: int | None
+
+
 class EndRow(Row, frozen=True):
     status: str
     code: str | None = None
@@ -194,6 +205,10 @@ def whole(session: str, name: str) -> str:
 
 def field(name: str, what: str | int) -> str:
     return name + ":" + (what if isinstance(what, str) else str(what))
+
+
+def failure_of(turn: str, nth: int) -> str:
+    return f"{turn}:{TurnField.FAILED}:{nth}"
 
 
 def args_of(node: str) -> str:

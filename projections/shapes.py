@@ -93,13 +93,17 @@ class MessageView(Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
 
 
 class StepView(Struct, frozen=True, kw_only=True):
-    """One model call of a turn, with the calls that it asked for."""
+    """One model call of a turn, with the calls that it asked for. One that gave no answer has
+    `finish` "error" and its `error`, and stands before the one that did at this step; `retry_at`
+    (ms) is until when the turn paused then, if it went on."""
 
     step: int
     text: str | None
     context: str
     finish: str
     calls: list[str]  # node ids
+    error: dict[str, str] | None = None  # code, message
+    retry_at: int | None = None
 
 
 class WaitView(Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from plait.events.commands import (
     FailTurn,
     PostMessage,
     RecordAnswer,
+    RecordFailure,
     RecordResults,
     RequestTurn,
     SendMessage,
@@ -51,6 +52,8 @@ def decide(command: AnyBranchCommand, branch: Branch, limits: Limits) -> Sequenc
             return turns.claim(command, branch)
         case RecordAnswer():
             return turns.record_answer(command, branch, limits)
+        case RecordFailure():
+            return turns.record_failure(command, branch, limits)
         case RecordResults():
             return turns.record_results(command, branch, limits)
         case FailTurn():

@@ -85,9 +85,11 @@ def post(command: PostMessage, branch: Branch, limits: Limits) -> list[BranchEve
 
 
 def request_turn(command: RequestTurn, branch: Branch) -> list[BranchEvent]:
+    turn = ids.turn_id(branch.id, command.command_id)
+    if turn in branch.sequences:
+        return []
     if branch.exists:
         raise Invalid(f"branch {branch.id} is open already")
-    turn = ids.turn_id(branch.id, command.command_id)
     return [
         _opening(branch, command.fork),
         TurnRequested(turn_id=turn, root=command.root or command.command_id, interactive=True),

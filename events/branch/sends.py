@@ -22,6 +22,9 @@ def check_deadline(deadline: int | None, at: int, limits: Limits) -> None:
 
 
 def send_by_hand(command: SendMessage, branch: Branch, limits: Limits) -> list[BranchEvent]:
+    message = ids.message_id(branch.id, command.command_id)
+    if message in branch.sequences:
+        return []
     check_open(branch)
     check_send(branch, command.target, 1, limits)
     check_deadline(command.deadline, command.at, limits)
@@ -30,7 +33,7 @@ def send_by_hand(command: SendMessage, branch: Branch, limits: Limits) -> list[B
         raise BrokenEdge(f"{from_node} is not a node of branch {branch.id}")
     return [
         MessageSent(
-            message_id=ids.message_id(branch.id, command.command_id),
+            message_id=message,
             target=command.target,
             content=command.content,
             from_node=from_node,

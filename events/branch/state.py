@@ -19,6 +19,7 @@ from plait.events.types import (
     MessageRefused,
     MessageSent,
     ModelAnswered,
+    ModelFailed,
     NodesPlaced,
     Outcome,
     Pins,
@@ -48,7 +49,8 @@ class Entry(Struct, frozen=True):
 
 class Turn(Struct, kw_only=True):
     """The branch's present turn. `calls` are those of the last answer that have no result yet;
-    of them, `waits` (wait id → call) are suspended and the others still to be run."""
+    of them, `waits` (wait id → call) are suspended and the others still to be run. A wait without
+    a call is the pause after a model call that failed."""
 
     id: str
     root: str
@@ -58,8 +60,12 @@ class Turn(Struct, kw_only=True):
     node_id: str | None = None
     pins: Pins | None = None
     steps: int = 0
+    failed: int = 0  # model calls without an answer
+    failed_in_a_row: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
     calls: dict[str, None] = field(default_factory=dict)
-    waits: dict[str, str] = field(default_factory=dict)
+    waits: dict[str, str | None] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)  # its own, and the user's that it read
     hops: int = 0
     ran_ms: int = 0  # without waiting
@@ -72,10 +78,10 @@ class Turn(Struct, kw_only=True):
 
 
 class Wait(Struct, kw_only=True):
-    """A wait of this branch; `call` None for a send by hand."""
+    """A wait of this branch; `call` None for a send by hand. A pause waits for no message."""
 
-    message_id: str
-    target: str
+    message_id: str | None
+    target: str | None
     call: str | None
     deadline: int
     outcome: Outcome | None = None
@@ -241,10 +247,25 @@ def _model_answered(branch: Branch, event: ModelAnswered, at: int, sequence: int
     turn = branch.turn
     assert turn is not None
     _ran(turn, at)
-    turn.steps = event.step
+    turn.steps, turn.failed_in_a_row = event.step, 0
+    turn.output_tokens += event.usage.output_tokens
+    turn.total_tokens += event.usage.input_tokens + event.usage.output_tokens
     for call in event.calls:
         turn.calls[call.node_id] = None
         turn.nodes.append(call.node_id)
+
+
+def _model_failed(branch: Branch, event: ModelFailed, at: int, sequence: int) -> None:
+    turn = branch.turn
+    assert turn is not None
+    _ran(turn, at)
+    turn.failed, turn.failed_in_a_row = event.nth, turn.failed_in_a_row + 1
+    if event.wait_id is not None:
+        assert event.deadline is not None, "a pause has its end"
+        branch.waits[event.wait_id] = Wait(
+            message_id=None, target=None, call=None, deadline=event.deadline
+        )
+        turn.waits[event.wait_id] = None
 
 
 def _tool_returned(branch: Branch, event: ToolReturned, at: int, sequence: int) -> None:
@@ -273,7 +294,8 @@ def _turn_ended(branch: Branch, event: TurnEnded, at: int, sequence: int) -> Non
     for message in event.answered:
         branch.owed.pop(message, None)
     if event.passed:
-        branch.carried_hops = turn.hops
+        # A turn that never ran has read nothing, and hands on what it was passed itself.
+        branch.carried_hops = max(branch.carried_hops, turn.hops)
     if event.dropped and turn.node_id is None:
         branch.unread = [entry for entry in branch.unread if entry.node_id not in event.dropped]
 
@@ -316,6 +338,7 @@ _EVOLVE: dict[type, Callable[[Branch, Any, int, int], None]] = {
     TurnRequested: _turn_requested,
     TurnClaimed: _turn_claimed,
     ModelAnswered: _model_answered,
+    ModelFailed: _model_failed,
     ToolReturned: _tool_returned,
     TurnSuspended: _turn_suspended,
     TurnResumed: _turn_resumed,

@@ -1,9 +1,11 @@
 """What is decided for a branch's turn: claims and their epochs, steps, suspension, ends."""
 
+from hashlib import blake2b
+
 from plait.events import ids
 from plait.events.branch.sends import check_deadline, check_send
 from plait.events.branch.state import Branch, Entry, Turn
-from plait.events.commands import CancelTurn, ClaimTurn, RecordAnswer, RecordResults
+from plait.events.commands import CancelTurn, ClaimTurn, RecordAnswer, RecordFailure, RecordResults
 from plait.events.errors import (
     BudgetExceeded,
     Invalid,
@@ -18,6 +20,7 @@ from plait.events.types import (
     Epoch,
     MessageSent,
     ModelAnswered,
+    ModelFailed,
     NodesPlaced,
     ToolReturned,
     TurnClaimed,
@@ -26,8 +29,11 @@ from plait.events.types import (
     TurnRequested,
     TurnStatus,
     TurnSuspended,
+    Usage,
     WaitEnded,
 )
+
+JITTER = 0.25  # of a pause, at most
 
 
 def claim(command: ClaimTurn, branch: Branch) -> list[BranchEvent]:
@@ -89,10 +95,61 @@ def record_answer(command: RecordAnswer, branch: Branch, limits: Limits) -> list
     )
     if not command.calls:
         return [answered, *end_turn(branch, "completed")]
-    if step >= limits.turn_steps:
-        error = BudgetExceeded("model calls of this turn", step, limits.turn_steps)
-        return [answered, *end_turn(branch, "error", error=_turn_error(error))]
+    passed = _limit_passed(turn, step, command.usage, limits)
+    if passed is not None:
+        return [answered, *end_turn(branch, "error", error=_turn_error(passed))]
     return [answered]
+
+
+def _limit_passed(turn: Turn, step: int, usage: Usage, limits: Limits) -> BudgetExceeded | None:
+    """Why no further model call follows this answer."""
+    output = turn.output_tokens + usage.output_tokens
+    total = turn.total_tokens + usage.input_tokens + usage.output_tokens
+    for what, count, limit in (
+        ("model calls of this turn", step, limits.turn_steps),
+        ("tokens written by this turn", output, limits.turn_output_tokens),
+        ("tokens read and written by this turn", total, limits.turn_total_tokens),
+    ):
+        if count >= limit:
+            return BudgetExceeded(what, count, limit)
+    return None
+
+
+def record_failure(command: RecordFailure, branch: Branch, limits: Limits) -> list[BranchEvent]:
+    turn = fenced(branch, command.turn_id, command.epoch)
+    if turn.calls:
+        raise Invalid(f"turn {turn.id} still has calls without a result")
+    nth, in_a_row = turn.failed + 1, turn.failed_in_a_row + 1
+    again = command.retry and in_a_row < limits.model_attempts
+    error = command.error
+    if command.retry and not again:
+        error = TurnError(error.code, f"{error.message}; given up after {in_a_row} calls")
+    failed = ModelFailed(
+        turn_id=turn.id,
+        epoch=command.epoch,
+        step=turn.steps + 1,
+        nth=nth,
+        context=command.context,
+        error=error,
+        wait_id=ids.pause_id(turn.id, nth) if again else None,
+        deadline=command.at + _pause_ms(command, turn, limits) if again else None,
+    )
+    if again:
+        return [failed, TurnSuspended(turn_id=turn.id, epoch=command.epoch)]
+    return [failed, *end_turn(branch, "error", error=error)]
+
+
+def _pause_ms(command: RecordFailure, turn: Turn, limits: Limits) -> int:
+    """What the provider asked for, else twice as long as before. Always a bit more, by a share
+    that is each turn's own: those that failed together do not come back together."""
+    if command.after_s is not None:
+        pause_s = min(max(command.after_s, limits.model_pause_s), limits.wait_max_s)
+    else:
+        doubled = limits.model_pause_s * 2.0**turn.failed_in_a_row
+        pause_s = min(doubled, limits.model_pause_max_s)
+    seed = blake2b(f"{turn.id}.{turn.failed}".encode(), digest_size=2).digest()
+    share = int.from_bytes(seed, "big") / 0xFFFF
+    return int(pause_s * 1000 * (1 + JITTER * share)) + 1
 
 
 def record_results(command: RecordResults, branch: Branch, limits: Limits) -> list[BranchEvent]:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, Self
 
 import httpx
@@ -73,6 +74,12 @@ class Api:
     def patch(self, path: str, body: dict[str, object]) -> Any:
         return self._call("PATCH", path, {}, body)
 
+    def put(self, path: str, body: dict[str, object]) -> Any:
+        return self._call("PUT", path, {}, body)
+
+    def delete(self, path: str) -> None:
+        self._call("DELETE", path, {})
+
     def items(self, path: str, limit: int) -> Iterator[Any]:
         """The items of a list, page after page, at most `limit`."""
         token = None
@@ -83,6 +90,24 @@ class Api:
             token = page["next_page_token"]
             if not token:
                 return
+
+    @contextmanager
+    def live(self, session: str) -> Iterator[Iterator[LogEvent]]:
+        """What happens in the session from now on, tokens included, until the gateway ends it."""
+        path = f"/v1/sessions/{session}/events"
+        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)  # there are signs of life
+        try:
+            with self._http.stream("GET", path, timeout=timeout) as answer:
+                if answer.is_error:
+                    answer.read()
+                    raise _refusal(answer)
+                lines: Iterator[str] = answer.iter_lines()
+                for line in lines:
+                    if line == CAUGHT_UP:
+                        break  # From here on nothing is missed.
+                yield _server_sent(lines)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from None
 
     def events(self, session: str, *, follow: bool) -> Iterator[LogEvent]:
         """The session's events from its first on; without end if `follow`."""

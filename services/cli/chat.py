@@ -1,13 +1,14 @@
 """`plait chat`: talk on the branches of a session from the terminal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 
 from plait.events.errors import PlaitError
-from plait.services.cli.api import Api, Gateway
+from plait.services.cli.api import Api, Gateway, LogEvent
 from plait.services.cli.draw import graph
 from plait.services.cli.show import find_branch, read_node, said, shown, whole_graph
 
@@ -24,16 +25,20 @@ HELP = """\
 /quit                leave (or Ctrl-D); the session stays"""
 
 
-def chat(session: str | None = None, *, gateway: Gateway | None = None) -> None:
+def chat(
+    session: str | None = None, *, model: str | None = None, gateway: Gateway | None = None
+) -> None:
     """Talk on a session's branches.
 
     Parameters
     ----------
     session
         An existing session; a new one by default.
+    model
+        The new session's model, `provider:model`; the server's default without.
     """
     with Api(gateway) as api:
-        _Chat(api, session or api.post("/v1/sessions", {})["session_id"]).run()
+        _Chat(api, session or api.post("/v1/sessions", {"model": model})["session_id"]).run()
 
 
 class _Chat:
@@ -82,22 +87,50 @@ class _Chat:
 
     def post(self, body: dict[str, object]) -> None:
         given = {name: value for name, value in body.items() if value is not None}
-        posted = self.api.post(f"{self.path}/messages", given)
-        self.branch = posted["branch_id"]
-        with self.console.status(""):
-            while True:
-                turn = self.api.get(f"/v1/turns/{posted['turn_id']}", wait=WAIT_S)
-                if turn["status"] in ("completed", "error", "cancelled"):
-                    break
-        self.show_turn(turn)
+        with self.api.live(self.session) as events, self.console.status("") as status:
+            posted = self.api.post(f"{self.path}/messages", given)
+            self.branch = posted["branch_id"]
+            said = self.listen(posted["turn_id"], events, status)
+        while True:
+            turn = self.api.get(f"/v1/turns/{posted['turn_id']}", wait=WAIT_S)
+            if turn["status"] in ("completed", "error", "cancelled"):
+                break
+        self.show_turn(turn, said)
 
-    def show_turn(self, turn: dict[str, Any]) -> None:
+    def listen(self, turn: str, events: Iterator[LogEvent], status: Status) -> str:
+        """Prints what the turn's model says while it says it, to the turn's end. Returns the text
+        of its last step."""
+        step, text = 0, ""
+        for event in events:
+            if event.data.get("turn_id") != turn:
+                continue
+            if event.type == "TurnEnded":
+                break
+            if event.type != "token":
+                continue
+            status.stop()
+            piece = event.data
+            if text and (piece["restarted"] or piece["step"] != step):
+                self.console.print(Text(" …" if piece["restarted"] else "", "dim"))
+                text = ""
+            if piece["text"]:
+                if not text:
+                    self.console.print(Text("△ ", "bold cyan"), end="")
+                self.console.print(Text(piece["text"]), end="", soft_wrap=True)
+            step, text = piece["step"], text + piece["text"]
+        if text:
+            self.console.print()
+        return text
+
+    def show_turn(self, turn: dict[str, Any], heard: str) -> None:
+        """`heard` is what has been printed of it already."""
         for step in turn["steps"]:
             for call in step["calls"]:
                 node = read_node(self.api, self.session, call)
                 self.console.print(Text(f"■ {node.name} ", "bold").append(said(node), "dim"))
         if turn["status"] == "completed":
-            self.console.print(Text("△ ", "bold cyan").append(turn["text"] or "", "default"))
+            if not heard or heard != turn["text"]:
+                self.console.print(Text("△ ", "bold cyan").append(turn["text"] or "", "default"))
         else:
             why = (turn["error"] or {}).get("message", "")
             self.console.print(Text(f"△ {turn['status']}: {why}", "red"))

@@ -13,7 +13,10 @@ def log_to_stderr(level: str, **context: str) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
-        structlog.processors.dict_tracebacks,
+        # Without the values of local variables: they hold keys, and what people say.
+        structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        ),
     ]
     structlog.contextvars.bind_contextvars(**context)
     structlog.configure(
@@ -33,4 +36,6 @@ def log_to_stderr(level: str, **context: str) -> None:
         )
     )
     logging.basicConfig(level=threshold, handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # It tells of every request.
+    for library in ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "anthropic"):
+        # They tell of every request; for debugging with its text, and with the answer's headers.
+        logging.getLogger(library).setLevel(logging.WARNING)

@@ -26,6 +26,8 @@ app = App(
     result_action="return_value",
 )
 
+providers = App(name="provider", help="Set where models are, and with which key.", group=TALK)
+
 for group, module, commands in (
     (
         RUN,
@@ -79,6 +81,14 @@ for group, module, commands in (
 ):
     for name, text in commands.items():
         app.command(f"plait.services.cli.{module}:{name}", name=name, help=text, group=group)
+
+for name, text in {
+    "list": "List the tenant's own providers.",
+    "set": "Set a provider; a model `name:model` is then asked there.",
+    "remove": "Remove a provider, with its key.",
+}.items():
+    providers.command(f"plait.services.cli.provider:{name}_", name=name, help=text)
+app.command(providers)
 
 
 def main() -> None:

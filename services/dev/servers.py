@@ -62,6 +62,10 @@ class _Server(ABC):
         await self.stop()
 
     @property
+    def started(self) -> bool:
+        return self._child is not None
+
+    @property
     def pid(self) -> int:
         return self._running().pid
 

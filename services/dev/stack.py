@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
@@ -17,6 +17,7 @@ import structlog
 
 from plait.events.errors import Misconfigured, PlaitError
 from plait.events.settings import Settings
+from plait.events.vault import new_secret
 from plait.services.dev.child import Child
 from plait.services.dev.servers import NatsServer, PortInUse, ValkeyServer, free_port, is_free
 
@@ -43,6 +44,10 @@ class Service:
         self._env = env
         self._log_file = log_file
         self._child: Child | None = None
+
+    @property
+    def started(self) -> bool:
+        return self._child is not None
 
     @property
     def pid(self) -> int:
@@ -81,8 +86,9 @@ class Stack:
 
     `port` 0 chooses a free one. The servers take free ports, or the usual ones where those are
     free with `usual_ports`. The services write their logs to `services.log` in the data directory,
-    or to our standard error with `log_to_stderr`. `env` adds settings for the services. Raises
-    Misconfigured when something does not come up.
+    or to our standard error with `log_to_stderr`. `env` adds settings for the services; those that
+    `services` leaves out are the caller's to run. Raises Misconfigured when something does not
+    come up.
     """
 
     def __init__(
@@ -94,8 +100,9 @@ class Stack:
         usual_ports: bool = False,
         log_to_stderr: bool = False,
         env: Mapping[str, str] = MappingProxyType({}),
+        services: Sequence[str] = SERVICES,
     ) -> None:
-        self.data = data
+        self.data, self._services = data, services
         self._port, self._model, self._extra = port, model, env
         self._log_file = None if log_to_stderr else data / "services.log"
         nats, monitor, valkey = (
@@ -140,8 +147,9 @@ class Stack:
 
     @property
     def pids(self) -> dict[str, int]:
-        """By name: nats, valkey and the services. A restart changes one."""
-        return {name: member.pid for name, member in self._members.items()}
+        """By name: nats, valkey and the services. A restart changes one; a server whose restart
+        failed is missing until the next try."""
+        return {name: member.pid for name, member in self._members.items() if member.started}
 
     async def kill(self, name: str) -> None:
         """`kill -9`; the process comes back by itself."""
@@ -164,9 +172,10 @@ class Stack:
             f"PLAIT_{name.upper()}": str(getattr(self._settings, name))
             for name in ("nats_url", "nats_monitor_url", "redis_url", "port", "model")
         }
-        for name in SERVICES:
+        env["PLAIT_SECRET"] = self._settings.secret or secret_of(self.data)
+        for name in self._services:
             self._members[name] = Service(name, env, self._log_file)
-        await _all(*(self._members[name].start() for name in SERVICES))
+        await _all(*(self._members[name].start() for name in self._services))
         self._early_end = asyncio.get_running_loop().create_future()
         for name, member in self._members.items():
             self._keepers.append(asyncio.create_task(self._keep(name, member), name=f"keep {name}"))
@@ -236,6 +245,21 @@ class Stack:
         # The servers go last: a service that stops still finishes what it holds.
         await asyncio.gather(*(service.stop() for service in services))
         await asyncio.gather(self._nats.stop(), self._valkey.stop())
+
+
+def secret_of(data: Path) -> str:
+    """What the keys in this data directory are encrypted with; made at the first start."""
+    path = data / "secret"
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+            new.write(new_secret() + "\n")
+    except FileExistsError:
+        pass
+    secret = path.read_text().strip()
+    if not secret:  # We died while it was written, so nothing was encrypted with it yet.
+        path.unlink()
+        return secret_of(data)
+    return secret
 
 
 async def _all(*starts: Awaitable[None]) -> None:

@@ -7,7 +7,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme, Tag
 from litestar.routes import HTTPRoute
 
-from plait.services.gateway import events, reads, writes
+from plait.services.gateway import events, providers, reads, writes
 from plait.services.gateway.auth import KNOWN_QUERY, PUBLIC, Admission
 from plait.services.gateway.call import Call, Gateway
 from plait.services.gateway.problems import HANDLERS
@@ -28,7 +28,7 @@ Unknown fields and query parameters are refused.
 
 def create_app(gateway: Gateway) -> Litestar:
     app = Litestar(
-        [*writes.ROUTES, *reads.ROUTES, *events.ROUTES],
+        [*writes.ROUTES, *reads.ROUTES, *events.ROUTES, *providers.ROUTES],
         request_class=Call,
         before_request=Admission(gateway.settings),
         exception_handlers=HANDLERS,
@@ -50,6 +50,7 @@ def create_app(gateway: Gateway) -> Litestar:
                 Tag("messages", "What users and branches say."),
                 Tag("branches", "Lines of conversation."),
                 Tag("turns", "Runs of the model on a branch."),
+                Tag("providers", "Where models are, and with which key."),
                 Tag("health", "For balancers."),
             ],
         ),

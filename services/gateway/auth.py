@@ -47,7 +47,7 @@ class Admission:
             if unknown:
                 listed = ", ".join(sorted(known)) or "none"
                 raise Invalid(f"unknown query parameter {min(unknown)!r}; this call knows {listed}")
-        if request.method in ("POST", "PATCH"):
+        if request.method in ("POST", "PUT", "PATCH"):
             given = request.headers.get("content-type", "application/json")
             media_type = given.partition(";")[0].strip().lower()
             if media_type != "application/json":

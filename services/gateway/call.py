@@ -11,6 +11,7 @@ from litestar import Request
 from plait.events.content import Contents
 from plait.events.errors import BadPosition, Invalid
 from plait.events.handler import Handler
+from plait.events.providers import TenantProviders
 from plait.events.settings import Settings
 from plait.events.store import EventStore, Position
 from plait.events.transcripts import Transcripts
@@ -18,6 +19,7 @@ from plait.projections.queries import Queries
 from plait.services.gateway.auth import tenant_of
 from plait.services.gateway.commands import Commands
 from plait.services.gateway.tail import Tail
+from plait.services.gateway.tokens import Feeds
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -33,6 +35,8 @@ class Gateway(NamedTuple):
     queries: Queries
     commands: Commands
     tail: Tail
+    feeds: Feeds
+    providers: TenantProviders
 
 
 class Call(Request[Any, Any, Any]):

@@ -32,6 +32,7 @@ from plait.events.errors import (
 )
 from plait.events.handler import Handler
 from plait.events.model_names import check_model
+from plait.events.providers import TenantProviders
 from plait.events.session import first_branch
 from plait.events.settings import Settings
 from plait.events.store import Position, Requests
@@ -81,11 +82,13 @@ class Commands:
         handler: Handler,
         contents: Contents,
         requests: Requests,
+        providers: TenantProviders,
         settings: Settings,
         now: Callable[[], int],
     ) -> None:
         """`now` is a clock in ms."""
         self._handler, self._contents, self._requests = handler, contents, requests
+        self._providers = providers
         self._limits, self._now = settings.limits, now
         self._addresses = Addresses(handler)
 
@@ -98,7 +101,7 @@ class Commands:
             if text is not None:
                 check_text(text, self._limits)
         if body.model is not None:
-            check_model(body.model)
+            check_model(body.model, await self._providers.names(tenant))
         await self._plan(tenant, call, NoPlan, _nothing)
         session = ids.session_id(call.command_id)
         await self._contents.create_key(tenant, session)  # what is sealed needs it
@@ -201,9 +204,11 @@ class Commands:
         async def resolve() -> PostPlan:
             return await self._addresses.of_post(tenant, session_id, body, call.command_id)
 
-        plan = await self._plan(
-            tenant, call, PostPlan, resolve, lambda plan: command(plan, _NOTHING)
-        )
+        def trial(plan: PostPlan) -> PostMessage:
+            # That the tip has moved since it was looked at refuses nothing: the post forks then.
+            return command(msgspec.structs.replace(plan, tip=None), _NOTHING)
+
+        plan = await self._plan(tenant, call, PostPlan, resolve, trial)
         content = await self._contents.write(body.text, tenant, session_id)
         forked = PostPlan(ids.branch_id(session_id, call.command_id), fork=plan.tip)
         try:

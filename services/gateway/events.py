@@ -4,6 +4,7 @@ What is past is read from the log up to where the process's tail stood when the 
 from there on the tail's own order goes on. So nothing is missed and nothing comes twice.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ from plait.events.store import Position, Recorded
 from plait.events.types import Content
 from plait.services.gateway.call import Call, Gateway, checked
 from plait.services.gateway.problems import refusals
+from plait.services.gateway.tokens import Cursor
 from plait.services.gateway.writes import SessionId
 
 HEARTBEAT_S = 15.0
@@ -42,7 +44,13 @@ _MEDIA_TYPE = "text/event-stream"
     "ms, and texts opened. `Last-Event-ID` goes on after that position without a gap or a repeat; "
     "without, the stream begins now. The comment `caught up` ends what is past; another comes "
     "every 15 s. `event: end` says why the server ends a stream: connect again with "
-    "`Last-Event-ID`.",
+    "`Last-Event-ID`.\n\n"
+    "`event: token` is what a model says while it says it. It has no `id:` and is not sent again; "
+    "`data:` is a piece of a step's text, `{turn_id, branch_id, node_id, step, offset, text, done, "
+    "restarted}`. The text is what one had up to `offset` (in characters), and then `text`; who "
+    "comes in the middle gets first what there is so far. `restarted` says that what one had of "
+    "this step is void: the model is asked again, or the turn is over. After `done` "
+    "comes the log's event of the step, which is what counts.",
     responses={
         200: ResponseSpec(
             str, generate_examples=False, media_type=_MEDIA_TYPE, description="The stream"
@@ -89,8 +97,10 @@ async def session_events(
 async def _stream(
     gateway: Gateway, tenant: str, session: str, after: Position, end: int
 ) -> AsyncIterator[bytes]:
-    tail = gateway.tail
+    tail, reader, now = gateway.tail, object(), asyncio.get_running_loop().time
     subscription = tail.listen(tenant, session)
+    feed = gateway.feeds.join(tenant, session, reader, lambda: subscription.wake())
+    cursor = Cursor(feed, gateway.contents)
     try:
         yield _HEARTBEAT  # the headers go out at once
         while True:
@@ -104,7 +114,7 @@ async def _stream(
                         for recorded in batch.recorded:
                             if recorded.sequence > past_end:
                                 break
-                            block = await _block(gateway, recorded, after)
+                            block = await _block(gateway, recorded, after, cursor)
                             if block:
                                 yield block
                         if batch.up_to >= past_end:
@@ -116,23 +126,33 @@ async def _stream(
             tail.leave(tenant, session, subscription)
             subscription = tail.listen(tenant, session)
         yield _CAUGHT_UP
-        while not subscription.over:
-            recorded_now = await subscription.next(HEARTBEAT_S)
+        spoke = now()
+        recorded_now = None
+        while True:
+            block = b""
             if recorded_now is not None:
-                block = await _block(gateway, recorded_now, after)
-                if block:
-                    yield block
-            elif subscription.ended is None:
-                yield _HEARTBEAT
+                block = await _block(gateway, recorded_now, after, cursor)
+            # Tokens are shown beside the log's present end, not beside what is past.
+            if subscription.idle and tail.seen >= past_end:
+                block += cursor.fresh()
+            if not block and now() - spoke >= HEARTBEAT_S:
+                block = _HEARTBEAT
+            if block:
+                yield block
+                spoke = now()
+            if subscription.over:
+                break
+            recorded_now = await subscription.next(HEARTBEAT_S)
         why = msgspec.json.encode({"reason": subscription.ended})
         yield b"event: end\ndata: " + why + b"\n\n"
     finally:
+        gateway.feeds.leave(tenant, session, reader)
         tail.leave(tenant, session, subscription)
 
 
-async def _block(gateway: Gateway, recorded: Recorded, after: Position) -> bytes:
+async def _block(gateway: Gateway, recorded: Recorded, after: Position, cursor: Cursor) -> bytes:
     """The server-sent events of one append that come after the position."""
-    lines: list[bytes] = []
+    blocks: list[bytes] = []
     stream, append = recorded.stream, recorded.append
     own = stream.branch == ids.SESSION_TOKEN
     for index, event in enumerate(append.events):
@@ -144,12 +164,13 @@ async def _block(gateway: Gateway, recorded: Recorded, after: Position) -> bytes
             "at": append.at,
             **await _opened(event, gateway.contents),
         }
-        lines.append(
-            f"id: {position}\nevent: {type(event).__name__}\ndata: ".encode()
+        blocks.append(
+            await cursor.before(event)
+            + f"id: {position}\nevent: {type(event).__name__}\ndata: ".encode()
             + msgspec.json.encode(data)
             + b"\n\n"
         )
-    return b"".join(lines)
+    return b"".join(blocks)
 
 
 async def _opened(value: Struct, contents: Contents) -> dict[str, Any]:

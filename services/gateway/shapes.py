@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from plait.events.commands import MultitaskStrategy
+from plait.events.providers import Kind, ProviderView
 from plait.projections.queries import MessageView, SessionItem, TurnView
 
 _TEXT = "At most 1 MiB of UTF-8 by default; no NUL."
@@ -23,7 +24,9 @@ class NewSession(Body, frozen=True, kw_only=True):
     model: Annotated[
         str | None,
         Meta(
-            description="`provider:name`; the server's default without.", examples=["offline:echo"]
+            description="`provider:model`: one of the tenant's providers, `openai`, `anthropic` or "
+            "`offline`; the server's default without.",
+            examples=["offline:echo"],
         ),
     ] = None
     attended: Annotated[bool, Meta(description="A person is there to be asked for approvals.")] = (
@@ -85,6 +88,37 @@ class NewSend(Body, frozen=True, kw_only=True):
         float | None,
         Meta(description="When the wait ends; 300 by default and 86400 at most.", examples=[60]),
     ] = None
+
+
+class NewProvider(Body, frozen=True, kw_only=True):
+    """The whole of it: what is left out is not set."""
+
+    kind: Annotated[
+        Kind,
+        Meta(description="The wire format: OpenAI's chat completions, or Anthropic's messages."),
+    ]
+    base_url: Annotated[
+        str | None,
+        Meta(
+            description="http(s), without credentials; the provider's own without.",
+            examples=["http://127.0.0.1:11434/v1"],
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        Meta(description="Stored encrypted, and never shown again.", examples=["a key"]),
+    ] = None
+    headers: Annotated[
+        dict[str, str],
+        Meta(description="Sent with each call. The values are stored encrypted.", examples=[{}]),
+    ] = {}
+    stall_s: Annotated[
+        float | None,
+        Meta(description="Seconds without a token until a call counts as failed; 60 without."),
+    ] = None
+
+    def __repr__(self) -> str:
+        return f"NewProvider({self.kind!r})"  # The rest may end up in a log line.
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -149,8 +183,12 @@ class SessionList(Struct, frozen=True, kw_only=True):
     next_page_token: str | None
 
 
+class ProviderList(Struct, frozen=True, kw_only=True):
+    items: list[ProviderView]
+
+
 class Health(Struct, frozen=True, kw_only=True):
     status: Annotated[str, Meta(examples=["ok"])]
 
 
-BODIES = (NewSession, NewMessage, Checkout, BranchPatch, NewSend)
+BODIES = (NewSession, NewMessage, Checkout, BranchPatch, NewSend, NewProvider)

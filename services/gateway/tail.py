@@ -4,7 +4,7 @@ What it sees wakes the calls that wait, and feeds the event streams.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -33,7 +33,7 @@ class Subscription:
         self._queue: asyncio.Queue[Recorded | None] = asyncio.Queue(QUEUE)
 
     async def next(self, timeout_s: float) -> Recorded | None:
-        """None when nothing came in time, or when it has ended and all was read."""
+        """None when nothing came in time, when it was woken, or has ended and all was read."""
         if self.ended is not None and self._queue.empty():
             return None
         try:
@@ -52,14 +52,25 @@ class Subscription:
         else:
             self._queue.put_nowait(recorded)
 
+    @property
+    def idle(self) -> bool:
+        """Everything that came was read."""
+        return self._queue.empty()
+
+    def wake(self) -> None:
+        """Lets a reader that waits look around: `next` gives it None."""
+        if self._queue.empty():
+            self._queue.put_nowait(None)
+
     def stop(self, why: str) -> None:
         self.ended, self.stopped = why, True
-        if not self._queue.full():
-            self._queue.put_nowait(None)  # wakes a reader
+        self.wake()
 
 
 class Tail:
-    def __init__(self, store: EventStore) -> None:
+    def __init__(self, store: EventStore, see: Callable[[Recorded], None] | None = None) -> None:
+        """`see` gets every append before any listener does."""
+        self._see = see
         self.seen = 0  # everything up to this sequence was handed out
         self._store = store
         self._listening: dict[tuple[str, str], set[Subscription]] = {}
@@ -145,6 +156,8 @@ class Tail:
     def _hand_out(self, batch: Batch) -> None:
         # Without an await: a subscription begins between two batches, never inside one.
         for recorded in batch.recorded:
+            if self._see is not None:
+                self._see(recorded)
             if self._listening:
                 stream = recorded.stream
                 for subscription in self._listening.get((stream.tenant, stream.session), ()):

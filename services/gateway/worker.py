@@ -12,14 +12,17 @@ from granian.server.embed import Server
 from plait.events.content import Contents
 from plait.events.handler import Handler
 from plait.events.jetstream_setup import open_jetstream
+from plait.events.providers import TenantProviders
 from plait.events.settings import Settings
 from plait.events.transcripts import Transcripts
+from plait.events.vault import Vault
 from plait.projections.queries import Queries
 from plait.projections.scripts import connect
 from plait.services.gateway.app import create_app
 from plait.services.gateway.call import Gateway
 from plait.services.gateway.commands import Commands
 from plait.services.gateway.tail import Tail
+from plait.services.gateway.tokens import Feeds
 
 BACKLOG = 1_024  # connections that wait to be accepted
 AT_ONCE = 20_000  # requests under way: event streams and waits count, too
@@ -37,14 +40,22 @@ async def run(settings: Settings) -> None:
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncIterator[Gateway]:
+    vault = Vault(settings.secret)
     jetstream = await open_jetstream(settings, "plait-gateway")
     try:
         store = jetstream.store
         contents = Contents(jetstream.keys, jetstream.blobs, settings.limits)
         handler = Handler(store, settings.limits)
+        providers = TenantProviders(jetstream.providers, vault)
         commands = Commands(
-            handler, contents, jetstream.requests, settings, lambda: time.time_ns() // 1_000_000
+            handler,
+            contents,
+            jetstream.requests,
+            providers,
+            settings,
+            lambda: time.time_ns() // 1_000_000,
         )
+        feeds = Feeds(jetstream.nc, jetstream.subjects)
         async with connect(settings.redis_url) as redis:
             yield Gateway(
                 settings=settings,
@@ -54,7 +65,9 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
                 transcripts=Transcripts(store, contents),
                 queries=Queries(redis, contents, settings),
                 commands=commands,
-                tail=Tail(store),
+                tail=Tail(store, feeds.see),
+                feeds=feeds,
+                providers=providers,
             )
     finally:
         await jetstream.close()

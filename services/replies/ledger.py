@@ -19,6 +19,7 @@ from plait.events.types import (
     MessageReceived,
     MessageRefused,
     MessageSent,
+    ModelFailed,
     ReplyLate,
     TurnEnded,
     TurnRequested,
@@ -62,7 +63,7 @@ class RefuseWait(Effect, frozen=True):
 
 class Expire(Effect, frozen=True):
     wait_id: str
-    reason: str = "no reply came before the wait's deadline"
+    reason: str
 
 
 class Offer(Effect, frozen=True):
@@ -83,6 +84,14 @@ class Wait(Struct):
     by_hand: bool
 
 
+class Pause(Struct):
+    """A turn that waits for nothing but time: it has a deadline and no edge."""
+
+    branch: str
+    deadline: int
+    sequence: int
+
+
 class _Runnable(Struct, frozen=True):
     turn_id: str
     n: int
@@ -98,7 +107,7 @@ class Ledger:
     def __init__(self, admitted_at_once: int) -> None:
         self.effects: dict[tuple[str, str], Effect] = {}
         self.opened: list[Effect] = []
-        self.waits: dict[str, Wait] = {}
+        self.waits: dict[str, Wait | Pause] = {}
         self.admitted: dict[str, _Runnable] = {}
         self._limit = admitted_at_once
         self._queues = (_FairQueue(), _FairQueue())  # resumed and interactive; the rest
@@ -119,7 +128,10 @@ class Ledger:
             wait = self.waits.get(wait_id)
             if wait is None or ("expire", wait_id) in self.effects:
                 continue
-            effect = Expire(("expire", wait_id), wait.branch, wait.sequence, wait_id)
+            reason = "no reply came before the wait's deadline"
+            if isinstance(wait, Pause):
+                reason = "the model may be asked again"
+            effect = Expire(("expire", wait_id), wait.branch, wait.sequence, wait_id, reason)
             self.effects[effect.key] = effect
             yield effect
 
@@ -184,7 +196,7 @@ class Ledger:
             self.effects.pop((kind, event.wait_id), None)
         if event.outcome not in ("expired", "cancelled"):
             self._answered(event.wait_id)
-        if wait is None or wait.by_hand:
+        if not isinstance(wait, Wait) or wait.by_hand:
             return
         targets = self._edges.get(wait.branch, {})
         waits = targets.get(wait.target, [])
@@ -221,7 +233,17 @@ class Ledger:
     def _name(self, branch: str) -> str:
         """What a waiting branch called itself when it asked."""
         waits = next(iter(self._edges[branch].values()))
-        return self.waits[waits[0]].sender
+        wait = self.waits[waits[0]]
+        assert isinstance(wait, Wait), "only a wait for a branch has an edge"
+        return wait.sender
+
+    def _model_failed(self, event: ModelFailed, recorded: Recorded) -> None:
+        if event.wait_id is None:
+            return
+        assert event.deadline is not None, "a pause has its end"
+        branch = ids.branch_of(event.wait_id)
+        self.waits[event.wait_id] = Pause(branch, event.deadline, recorded.sequence)
+        heapq.heappush(self._deadlines, (event.deadline, event.wait_id))
 
     # -- turns -------------------------------------------------------------------------------
 
@@ -307,6 +329,7 @@ _FOLD: dict[type, Callable[[Ledger, Any, Recorded], None]] = {
     MessageSent: Ledger._sent,
     MessageReceived: Ledger._received,
     MessageRefused: Ledger._refused,
+    ModelFailed: Ledger._model_failed,
     WaitEnded: Ledger._wait_ended,
     ReplyLate: Ledger._late,
     TurnRequested: Ledger._requested,

@@ -106,6 +106,7 @@ class Replies:
     def _go_live(self) -> None:
         self._live = True
         log.info("ledger folded", tenants=len(self.ledgers))
+        self.sweep()  # What is owed already goes before what comes now.
 
     def _acts_for(self, tenant: str) -> bool:
         return self._live and self._partition(tenant) in self._held

@@ -1,19 +1,20 @@
-"""What answers for a turn: the protocol of a chat model, its errors, and the offline models.
+"""What answers for a turn: the protocol of a chat model, its failures, and the offline models.
 
-A model gets the rendered context and gives one whole answer. It is a stranger to the log: what it
-raises as `ModelError` is shown to people, and anything else only by its type, since the text of a
-library's error may hold a key.
+A model gets the rendered context and gives one whole answer, or fails: `RetryLater` when asking
+again may help, `ModelError` when not. It is a stranger to the log: the texts of these two are
+recorded and shown to people, anything else only by its type, since the text of a library's error
+may hold a key.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from plait.events.context import without_header
-from plait.events.errors import Final
+from plait.events.errors import Final, ModelFailure, Retryable
 from plait.events.model_names import OFFLINE
 from plait.events.types import Usage
 
@@ -28,10 +29,19 @@ class ToolSpec(Struct, frozen=True):
     schema: dict[str, Any]
 
 
+def _unheard(text: str) -> None:
+    """Nobody listens."""
+
+
 class Request(Struct, frozen=True):
+    """One call. `model` is the whole name; `said` takes the answer's text, piece by piece, while
+    it comes; the tenant says whose keys pay for it."""
+
     model: str
     messages: Sequence[Message]
     tools: Sequence[ToolSpec] = ()
+    tenant: str = ""
+    said: Callable[[str], None] = _unheard
 
 
 class AskedCall(NamedTuple):
@@ -48,6 +58,18 @@ class Answer(Struct, frozen=True):
 
 class ModelError(Final):
     """The model gave no answer, and asking again would change nothing. The text has no secrets."""
+
+    def __init__(self, message: str, failure: ModelFailure = ModelFailure.MODEL_ERROR) -> None:
+        super().__init__(message)
+        self.failure = failure
+
+
+class RetryLater(Retryable):
+    """The model gave no answer, and may give one later: in `after_s` if the provider said so."""
+
+    def __init__(self, message: str, failure: ModelFailure, after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.failure, self.after_s = failure, after_s
 
 
 class ChatModel(Protocol):
@@ -116,7 +138,7 @@ def _recall(said: str, earlier: Sequence[Message]) -> str:
             continue
         for sentence in _SENTENCE.findall(without_header(message["content"])):
             count = len(words & set(_WORD.findall(sentence.lower())))
-            if count > shared:
+            if count > shared and not sentence.endswith("?"):
                 best, shared = sentence.strip(), count
     if best:
         return best

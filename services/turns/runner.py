@@ -19,6 +19,7 @@ from plait.events.commands import (
     ClaimTurn,
     FailTurn,
     RecordAnswer,
+    RecordFailure,
     RecordResults,
     ToolResult,
     ToolSend,
@@ -27,6 +28,7 @@ from plait.events.content import Contents
 from plait.events.context import context_digest, render
 from plait.events.errors import (
     Final,
+    ModelFailure,
     PlaitError,
     Retryable,
     StaleClaim,
@@ -46,10 +48,12 @@ from plait.events.types import (
     TurnError,
     TurnSuspended,
 )
-from plait.services.turns.models import Answer, ChatModel, ModelError, Request
+from plait.services.turns.models import Answer, ChatModel, ModelError, Request, RetryLater
+from plait.services.turns.tokens import Speak
 from plait.services.turns.tools import (
     SEND_TO_BRANCH,
     Caller,
+    Reading,
     Tool,
     send_to_branch,
     specs,
@@ -110,7 +114,8 @@ class _Stand(NamedTuple):
 class TurnRunner:
     """`now` is a clock in ms; no two processes have the same `worker_id`. Give the handler
     `transcripts.watching()` as its store, and a turn without tools reads nothing beyond what its
-    claim did."""
+    claim did. `models` are found by their whole name, or by their provider's prefix. `speak` lets
+    others hear what models say while they say it; `reading` gives models the tools that read."""
 
     def __init__(
         self,
@@ -122,14 +127,18 @@ class TurnRunner:
         settings: Settings,
         worker_id: str,
         now: Callable[[], int],
+        speak: Speak | None = None,
+        reading: Reading | None = None,
     ) -> None:
         self._handler, self._transcripts, self._contents = handler, transcripts, contents
         self._models = models
         self._tools = {tool.name: tool for tool in tools}
-        self._specs = {spec.name: spec for spec in specs(tools)}
+        self._reading = reading
+        told = specs(tools, reading=reading is not None)
+        self._specs = {spec.name: spec for spec in told}
         self._specs_digest = specs_digest(tuple(self._specs.values()))
         self._settings, self._limits = settings, settings.limits
-        self._worker_id, self._now = worker_id, now
+        self._worker_id, self._now, self._speak = worker_id, now, speak
         self._runs = 0
 
     async def run(self, tenant: str, turn_id: str, n: int, delivery: int) -> bool:
@@ -243,16 +252,17 @@ class TurnRunner:
     # -- the model ---------------------------------------------------------------------------
 
     async def _ask(self, work: _Work, stand: _Stand) -> bool:
-        """One model call, recorded whole. True when the turn ended with it."""
-        model = self._models.get(stand.pins.model)
-        if model is None:
-            known = ", ".join(sorted(self._models))
-            message = f"this worker has no model {stand.pins.model!r}, only {known}"
-            raise _Failed("unknown_model", message)
+        """One model call, recorded whole. True when the turn ended with it, or pauses."""
+        model = self._model(stand.pins.model)
         items = await self._transcripts.context(work.tenant, stand.node_id, known=stand.known)
         messages = render(items, await self._transcripts.open(items))
         told = tuple(self._specs[name] for name in stand.pins.tools if name in self._specs)
-        answer = await self._answer(model, stand, Request(stand.pins.model, messages, told))
+        request = Request(stand.pins.model, messages, told, work.tenant)
+        try:
+            answer = await self._answer(work, model, stand, request)
+        except (RetryLater, ModelError) as failure:
+            await self._record_failure(work, stand, context_digest(items), failure)
+            return True
         step = stand.steps + 1
         calls = [
             ToolCall(
@@ -284,18 +294,58 @@ class TurnRunner:
         )
         return not calls or any(isinstance(event, TurnEnded) for event in done.events)
 
-    async def _answer(self, model: ChatModel, stand: _Stand, request: Request) -> Answer:
+    def _model(self, name: str) -> ChatModel:
+        model = self._models.get(name) or self._models.get(name.partition(":")[0] + ":")
+        model = model or self._models.get(":")  # providers that tenants have named
+        if model is None:
+            known = ", ".join(sorted(self._models))
+            message = f"this worker has no model {name!r}, only {known}"
+            raise _Failed(ModelFailure.UNKNOWN_MODEL, message)
+        return model
+
+    async def _answer(
+        self, work: _Work, model: ChatModel, stand: _Stand, request: Request
+    ) -> Answer:
+        """Raises RetryLater and ModelError, and nothing else of the model's."""
+        left_s = self._left_s(stand)
+        if self._speak is None:
+            return await self._within(left_s, _only_ours(model, request))
+        speech = self._speak(work.tenant, work.turn_id, work.epoch, stand.steps + 1)
+        heard = msgspec.structs.replace(request, said=speech.say)
         try:
-            return await self._within(self._left_s(stand), model.answer(request))
-        except ModelError as error:
-            raise _Failed("model_error", str(error)) from error
-        except _Failed:
-            raise
-        except Exception as error:
-            # Its text stays here: it may hold a key.
-            log.warning("model failed", model=request.model, error=repr(error))
-            message = f"the model failed ({type(error).__name__})"
-            raise _Failed("model_error", message) from error
+            answer = await self._within(left_s, _only_ours(model, heard))
+            speech.end("whole")
+            return answer
+        finally:
+            speech.end("broken")  # Unless it has ended.
+
+    async def _record_failure(
+        self, work: _Work, stand: _Stand, context: str, failure: RetryLater | ModelError
+    ) -> None:
+        retry = isinstance(failure, RetryLater)
+        log.warning(
+            "model call failed",
+            turn=work.turn_id,
+            model=stand.pins.model,
+            failure=failure.failure,
+            retry=retry,
+        )
+        await self._execute(
+            work.tenant,
+            RecordFailure(
+                command_id=work.command_id(f"failure.{stand.steps + 1}"),
+                at=self._now(),
+                cause=work.turn_id,
+                root=work.root,
+                branch_id=work.branch_id,
+                turn_id=work.turn_id,
+                epoch=work.epoch,
+                context=context,
+                error=TurnError(failure.failure, str(failure)),
+                retry=retry,
+                after_s=failure.after_s if isinstance(failure, RetryLater) else None,
+            ),
+        )
 
     async def _within(self, left_s: float, what: Awaitable[T]) -> T:
         limit = asyncio.timeout(left_s)
@@ -360,15 +410,19 @@ class TurnRunner:
     async def _call(self, work: _Work, stand: _Stand, call: ToolCall) -> ToolResult | ToolSend:
         try:
             args = await self._contents.read(call.args)
+            caller = Caller(work.tenant, work.branch_id, work.turn_id, call.node_id)
             if call.name == SEND_TO_BRANCH.name:
                 return await send_to_branch(
                     args,
-                    Caller(work.tenant, work.branch_id, work.turn_id, call.node_id),
+                    caller,
                     handler=self._handler,
                     contents=self._contents,
                     now=self._now(),
                 )
-            text = await self._run_tool(call, args)
+            if self._reading is not None and self._reading.has(call.name):
+                text = await self._reading.run(call.name, args, caller, stand.known)
+            else:
+                text = await self._run_tool(call, args)
             return ToolResult(call.node_id, await self._sealed(work, text))
         except Retryable:
             raise  # The log's trouble, not the model's.
@@ -421,6 +475,17 @@ class TurnRunner:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
         return await self._handler.execute(tenant, command)
+
+
+async def _only_ours(model: ChatModel, request: Request) -> Answer:
+    """What a model raises that is not ours is final, and its text stays here: it may hold a key."""
+    try:
+        return await model.answer(request)
+    except PlaitError:
+        raise
+    except Exception as error:  # noqa: BLE001 - nothing of a model's own goes further
+        log.warning("a model raised what it should not", error=type(error).__name__)
+        raise ModelError(f"the model failed ({type(error).__name__})") from None
 
 
 class _Refused(Final):

@@ -31,11 +31,18 @@ from plait.events.errors import Misconfigured, PlaitError
 from plait.events.handler import Handler
 from plait.events.jetstream_api import Api
 from plait.events.jetstream_setup import JetStream, open_jetstream
+from plait.events.providers import TenantProviders
 from plait.events.settings import Settings
 from plait.events.transcripts import Transcripts
+from plait.events.vault import Vault
+from plait.projections.queries import Queries
+from plait.projections.scripts import connect
 from plait.services.turns.models import ChatModel, offline_models
+from plait.services.turns.providers import Providers, http_models
 from plait.services.turns.runner import TurnRunner
-from plait.services.turns.tools import Tool
+from plait.services.turns.tenants import providers_of
+from plait.services.turns.tokens import TokenStreams
+from plait.services.turns.tools import Reading, Tool
 
 ACK_WAIT_S = 3.0  # a dead worker's items come again after this
 ALIVE_S = 1.0  # between two signs of life
@@ -51,29 +58,48 @@ async def run(
     settings: Settings,
     models: Mapping[str, ChatModel] = MappingProxyType({}),
     tools: Sequence[Tool] = (),
+    providers: Providers | None = None,
 ) -> None:
     """Until cancelled; then it takes no more items, and gives running turns DRAIN_S to end.
 
-    `models` come on top of the offline ones. Raises Unavailable without a log, and Misconfigured
-    for one that will not do.
+    `models` come on top of the offline ones and of those behind HTTP, which are called as
+    `providers` says (default: as the tenant has set, else as the environment says). Raises
+    Unavailable without a log, and Misconfigured for one that will not do.
     """
+    vault = Vault(settings.secret)
     jetstream = await open_jetstream(settings, "plait-turns")
+    redis = connect(settings.redis_url)  # Connects when a model first reads a branch.
+    if providers is None:
+        providers = providers_of(TenantProviders(jetstream.providers, vault))
+    behind_http = http_models(settings.limits, providers)
     try:
         await _ensure_consumer(jetstream)
         contents = Contents(jetstream.keys, jetstream.blobs, settings.limits)
         transcripts = Transcripts(jetstream.store, contents)
+        handler = Handler(transcripts.watching(), settings.limits)
+        streams = TokenStreams(jetstream.nc, jetstream.subjects)
         runner = TurnRunner(
-            Handler(transcripts.watching(), settings.limits),
+            handler,
             transcripts,
             contents,
-            {**offline_models(), **models},
+            {**offline_models(), **behind_http, **models},
             tools,
             settings,
             f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}",
             lambda: time.time_ns() // 1_000_000,
+            streams.speak,
+            Reading(Queries(redis, contents, settings), handler),
         )
-        await _serve(jetstream, runner, settings)
+        speaking = asyncio.create_task(streams.run())
+        try:
+            await _serve(jetstream, runner, settings)
+        finally:
+            speaking.cancel()
+            await asyncio.gather(speaking, return_exceptions=True)
     finally:
+        for model in behind_http.values():
+            await model.close()
+        await redis.aclose()
         await jetstream.close()
 
 

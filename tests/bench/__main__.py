@@ -35,6 +35,7 @@ GROUPS = {  # name → module, each with a function of the name; in the order in
     "thousand": "turns",
     "takeover": "takeover",
     "waits": "waits",
+    "models": "models",
 }
 
 GROUP_S = 300.0  # several times what the longest takes on two idle cores

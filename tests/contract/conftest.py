@@ -11,12 +11,22 @@ from plait.events.memory import (
     MemoryBlobs,
     MemoryKeys,
     MemoryLeases,
+    MemoryProviderRecords,
     MemoryRequests,
     MemoryStore,
     MemoryWorkQueue,
 )
 from plait.events.settings import Settings
-from plait.events.store import Blobs, EventStore, Keys, Leases, Requests, StreamId, WorkQueue
+from plait.events.store import (
+    Blobs,
+    EventStore,
+    Keys,
+    Leases,
+    ProviderRecords,
+    Requests,
+    StreamId,
+    WorkQueue,
+)
 from plait.services.dev.servers import NatsServer
 from tests.conftest import Prefixes
 from tests.waiting import until
@@ -31,6 +41,7 @@ class Adapter:
     blobs: Blobs
     keys: Keys
     requests: Requests
+    providers: ProviderRecords
     leases: Leases
     work: WorkQueue
     put: Callable[[StreamId, bytes], Awaitable[object]]
@@ -63,6 +74,7 @@ def memory_adapter() -> Adapter:
         blobs=MemoryBlobs(),
         keys=MemoryKeys(),
         requests=MemoryRequests(clock),
+        providers=MemoryProviderRecords(),
         leases=MemoryLeases(clock),
         work=work,
         put=put,
@@ -90,6 +102,7 @@ def jetstream_adapter(js: JetStream) -> Adapter:
         blobs=js.blobs,
         keys=js.keys,
         requests=js.requests,
+        providers=js.providers,
         leases=js.leases,
         work=js.work,
         put=put,

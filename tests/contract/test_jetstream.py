@@ -291,7 +291,15 @@ async def test_the_monitor_of_another_server_proves_nothing(
     with pytest.raises(Misconfigured, match="but the log is on"):
         await open_jetstream(settings)
     settings = msgspec.structs.replace(settings, nats_monitor_url=nats_server.url)
-    with pytest.raises(Misconfigured, match="no monitoring address"):
+    with pytest.raises(Misconfigured, match="PLAIT_NATS_MONITOR_URL"):
+        await open_jetstream(settings)
+
+
+async def test_a_monitor_that_does_not_answer_may_only_be_starting(
+    nats_server: NatsServer, prefixes: Prefixes
+) -> None:
+    settings = settings_of(nats_server, prefixes.next(), nats_monitor_url="http://127.0.0.1:1")
+    with pytest.raises(Unavailable, match="start it"):
         await open_jetstream(settings)
 
 

@@ -1,5 +1,5 @@
 """What stands beside the log, on memory and on a real JetStream: blobs, keys, idempotency records,
-leases and work items."""
+providers, leases and work items."""
 
 import asyncio
 
@@ -62,6 +62,32 @@ async def test_a_request_key_may_be_any_text(adapter: Adapter) -> None:
     key = "any thing > * . \r\n ü" * 20
     await adapter.requests.create("acme", key, b"record")
     assert await adapter.requests.get("acme", key) == b"record"
+
+
+async def test_of_a_providers_records_the_last_stands_until_it_is_removed(
+    adapter: Adapter,
+) -> None:
+    records = adapter.providers
+    assert await records.get("acme", "mine") is None
+    for record in (b"first", b"second"):
+        await records.put("acme", "mine", record)
+        assert await records.get("acme", "mine") == record
+    await records.put("acme", "more-of_mine", b"third")
+    assert sorted(await records.names("acme")) == ["mine", "more-of_mine"]
+    for _ in range(2):
+        await records.remove("acme", "mine")
+        assert await records.get("acme", "mine") is None
+    assert await records.names("acme") == ["more-of_mine"]
+    await records.put("acme", "mine", b"again")
+    assert await records.get("acme", "mine") == b"again"
+
+
+async def test_a_tenant_has_only_its_own_providers(adapter: Adapter) -> None:
+    await adapter.providers.put("acme", "mine", b"acme's")
+    assert await adapter.providers.names("other") == []
+    assert await adapter.providers.get("other", "mine") is None
+    await adapter.providers.remove("other", "mine")
+    assert await adapter.providers.get("acme", "mine") == b"acme's"
 
 
 async def test_a_lease_has_one_holder_at_a_time(adapter: Adapter) -> None:

@@ -24,6 +24,7 @@ from plait.events.types import (
     MessageRefused,
     MessageSent,
     ModelAnswered,
+    ModelFailed,
     NodesPlaced,
     Pins,
     ReplyLate,
@@ -132,6 +133,23 @@ LOG: list[tuple[str, list[AnyEvent]]] = [
             TurnResumed(TURN, 2),
         ],
     ),
+    (
+        A,
+        [
+            ModelFailed(
+                TURN,
+                (2, 1),
+                2,
+                1,
+                "3" * 32,
+                TurnError("rate_limited", "openai limits the rate (HTTP 429)"),
+                ids.pause_id(TURN, 1),
+                1_700_000_002_000,
+            ),
+            TurnSuspended(TURN, (2, 1)),
+        ],
+    ),
+    (A, [WaitEnded(ids.pause_id(TURN, 1), "expired", reason="it is time"), TurnResumed(TURN, 3)]),
     (A, [ToolReturned(TURN, (2, 1), ids.node_id(A, "other"), text("no such tool"), "error")]),
     (
         A,

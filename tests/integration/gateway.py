@@ -1,8 +1,9 @@
 """A whole Plait for the gateway's tests: every service in this process, on real servers."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import httpx
@@ -14,7 +15,7 @@ from plait.services.dev.servers import free_port
 from plait.services.gateway import worker as gateway
 from plait.services.replies import worker as replies
 from plait.services.turns import worker as turns
-from plait.services.turns.models import Answer, Echo, Request
+from plait.services.turns.models import Answer, ChatModel, Echo, Request
 from tests.waiting import until
 
 HELD = "test:held"
@@ -132,13 +133,15 @@ class Plait:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Plait]:
+async def running(
+    settings: Settings, models: Mapping[str, ChatModel] = MappingProxyType({})
+) -> AsyncIterator[Plait]:
     """All four services until the block ends."""
     settings = msgspec.structs.replace(settings, port=free_port(), model=HELD)
     held = Held()
     services = [
         asyncio.create_task(gateway.run(settings), name="gateway"),
-        asyncio.create_task(turns.run(settings, {HELD: held}), name="turns"),
+        asyncio.create_task(turns.run(settings, {HELD: held, **models}), name="turns"),
         asyncio.create_task(replies.run(settings), name="replies"),
         asyncio.create_task(projections.run(settings), name="projections"),
     ]

@@ -16,6 +16,7 @@ from plait.events.commands import (
     MultitaskStrategy,
     PostMessage,
     RecordAnswer,
+    RecordFailure,
     RecordResults,
     RequestTurn,
     SendMessage,
@@ -50,6 +51,7 @@ from plait.events.types import (
     MessageRefused,
     MessageSent,
     ModelAnswered,
+    ModelFailed,
     NodesPlaced,
     Pins,
     ReplyLate,
@@ -61,6 +63,7 @@ from plait.events.types import (
     TurnRequested,
     TurnResumed,
     TurnSuspended,
+    Usage,
     WaitEnded,
 )
 from plait.events.types import BranchArchived as BranchWasArchived
@@ -79,9 +82,9 @@ def text(words: str) -> Content:
 class Story:
     """One branch through its commands, as the handler would run them."""
 
-    def __init__(self, branch: str = HERE, **limits: int) -> None:
+    def __init__(self, branch: str = HERE, **limits: float) -> None:
         self.branch = Branch(id=branch)
-        self.limits = Limits(**limits)
+        self.limits = Limits(**limits)  # type: ignore[arg-type]
         self.recorded: list[Recorded] = []
         self.count = 0
 
@@ -136,7 +139,9 @@ class Story:
             )
         )
 
-    def answer(self, *calls: str, epoch: Epoch | None = None) -> list[BranchEvent]:
+    def answer(
+        self, *calls: str, epoch: Epoch | None = None, usage: Usage | None = None
+    ) -> list[BranchEvent]:
         turn = self.branch.turn
         assert turn is not None
         return self.when(
@@ -151,8 +156,35 @@ class Story:
                 calls=tuple(
                     ToolCall(self.call(name, turn.steps + 1), name, text("{}")) for name in calls
                 ),
+                usage=usage or Usage(),
             )
         )
+
+    def fail(
+        self, *, retry: bool = True, after_s: float | None = None, code: str = "rate_limited"
+    ) -> list[BranchEvent]:
+        """The model gives no answer."""
+        turn = self.branch.turn
+        assert turn is not None
+        return self.when(
+            RecordFailure(
+                command_id=self.next_id(),
+                at=NOW,
+                branch_id=self.branch.id,
+                turn_id=turn.id,
+                epoch=turn.epoch,
+                context="d",
+                error=TurnError(code, "not now"),
+                retry=retry,
+                after_s=after_s,
+            )
+        )
+
+    def pause(self, **failing: float) -> str:
+        """The model fails, and the turn pauses. Returns the wait's id."""
+        failed, _ = self.fail(**failing)  # type: ignore[arg-type]
+        assert isinstance(failed, ModelFailed) and failed.wait_id is not None
+        return failed.wait_id
 
     def call(self, name: str, step: int = 1) -> str:
         assert self.branch.turn is not None
@@ -440,6 +472,141 @@ def test_the_last_step_ends_the_turn_with_an_error_and_keeps_what_was_done() -> 
     assert isinstance(answered, ModelAnswered) and isinstance(ended, TurnEnded)
     assert ended.status == "error" and ended.error is not None
     assert "at most 1" in ended.error.message
+
+
+@pytest.mark.parametrize(
+    ("limits", "what"),
+    [
+        ({"turn_output_tokens": 30}, "tokens written by this turn: 30, and at most 30"),
+        ({"turn_total_tokens": 99}, "tokens read and written by this turn: 110, and at most 99"),
+    ],
+)
+def test_the_answer_that_passes_the_turns_tokens_ends_it_and_is_kept(
+    limits: dict[str, float], what: str
+) -> None:
+    story = Story(HERE, **limits)
+    story.post()
+    story.claim()
+    story.answer("a", usage=Usage(input_tokens=40, output_tokens=10))
+    story.results(ToolResult(story.call("a"), text("1")))
+    answered, ended = story.answer("b", usage=Usage(input_tokens=40, output_tokens=20))
+    assert isinstance(answered, ModelAnswered) and isinstance(ended, TurnEnded)
+    assert ended.error is not None and ended.error.code == "budget_exceeded"
+    assert what in ended.error.message
+
+
+def test_an_answer_without_calls_is_whole_whatever_it_cost() -> None:
+    story = Story(turn_output_tokens=1)
+    story.post()
+    story.claim()
+    assert kinds(story.answer(usage=Usage(output_tokens=9))) == [ModelAnswered, TurnEnded]
+    assert list(story.branch.ended.values()) == ["completed"]
+
+
+# -- models that give no answer --------------------------------------------------------------
+
+
+def test_a_model_that_may_answer_later_suspends_the_turn_until_then() -> None:
+    story = running()
+    failed, suspended = story.fail()
+    assert isinstance(failed, ModelFailed) and isinstance(suspended, TurnSuspended)
+    assert (failed.step, failed.nth, failed.error.code) == (1, 1, "rate_limited")
+    assert failed.deadline is not None and NOW + 500 <= failed.deadline <= NOW + 626
+    assert story.branch.turn is not None and failed.wait_id is not None
+    ended, resumed = story.end_wait(failed.wait_id, "expired")
+    assert isinstance(ended, WaitEnded) and ended.call is None
+    assert isinstance(resumed, TurnResumed) and resumed.n == 2
+    story.claim()
+    assert kinds(story.answer()) == [ModelAnswered, TurnEnded]
+
+
+def test_each_failure_in_a_row_waits_twice_as_long_up_to_the_bound() -> None:
+    story = Story(model_attempts=12, model_pause_max_s=4)
+    story.post()
+    pauses = []
+    for _ in range(6):
+        story.claim()
+        wait = story.pause()
+        pauses.append((story.branch.waits[wait].deadline - NOW) / 1000)
+        story.end_wait(wait, "expired")
+    for pause, least in zip(pauses, [0.5, 1, 2, 4, 4, 4], strict=True):
+        assert least <= pause <= least * 1.26
+
+
+@pytest.mark.parametrize(
+    ("after_s", "least_s"), [(20.0, 20.0), (0.0, 0.5), (1e9, 24 * 3600.0), (None, 0.5)]
+)
+def test_when_the_provider_says_so_wins_within_bounds(
+    after_s: float | None, least_s: float
+) -> None:
+    story = running()
+    failed, _ = story.fail(after_s=after_s)
+    assert isinstance(failed, ModelFailed) and failed.deadline is not None
+    assert least_s <= (failed.deadline - NOW) / 1000 <= least_s * 1.26
+
+
+def test_turns_that_failed_together_do_not_come_back_together() -> None:
+    deadlines = set()
+    for name in "abcd":
+        story = Story(ids.branch_id(SESSION, name))
+        story.post()
+        story.claim()
+        deadlines.add(story.branch.waits[story.pause(after_s=60)].deadline)
+    assert len(deadlines) == 4
+
+
+def test_too_many_failures_in_a_row_end_the_turn_and_an_answer_forgives_them() -> None:
+    story = Story(model_attempts=2)
+    story.post()
+    story.claim()
+    story.end_wait(story.pause(), "expired")
+    story.claim()
+    story.answer("a")
+    story.results(ToolResult(story.call("a"), text("1")))
+    story.end_wait(story.pause(), "expired")
+    story.claim()
+    failed, ended = story.fail()
+    assert isinstance(failed, ModelFailed) and isinstance(ended, TurnEnded)
+    assert (failed.step, failed.nth, failed.wait_id, failed.deadline) == (2, 3, None, None)
+    assert ended.error == TurnError("rate_limited", "not now; given up after 2 calls")
+    assert ended.error == failed.error
+
+
+def test_a_final_failure_ends_the_turn_at_once_as_a_step_of_its_own() -> None:
+    story = running()
+    failed, ended = story.fail(retry=False, code="bad_key")
+    assert isinstance(failed, ModelFailed) and isinstance(ended, TurnEnded)
+    assert failed.wait_id is None and ended.status == "error"
+    assert ended.error == failed.error == TurnError("bad_key", "not now")
+
+
+def test_a_turn_cancelled_while_it_pauses_ends_the_pause_too() -> None:
+    story = running()
+    wait, turn = story.pause(), story.branch.turn
+    assert turn is not None
+    ended, _ = story.when(
+        CancelTurn(command_id="x", at=NOW, branch_id=story.branch.id, turn_id=turn.id)
+    )
+    assert isinstance(ended, WaitEnded)
+    assert (ended.wait_id, ended.outcome) == (wait, "cancelled")
+    assert story.end_wait(wait, "expired") == []
+
+
+def test_a_failure_of_an_older_claim_is_refused() -> None:
+    story = running()
+    command = RecordFailure(
+        command_id="x",
+        at=NOW,
+        branch_id=story.branch.id,
+        turn_id=story.branch.turn.id if story.branch.turn else "",
+        epoch=(1, 1),
+        context="d",
+        error=TurnError("stalled", "nothing came"),
+        retry=True,
+    )
+    story.claim((1, 2))
+    with pytest.raises(StaleClaim):
+        story.when(command)
 
 
 def test_a_failed_turn_says_why_and_the_inbox_goes_on() -> None:
@@ -732,3 +899,41 @@ def test_a_retry_opens_a_branch_that_begins_with_a_reply() -> None:
     assert isinstance(requested, TurnRequested)
     (claimed,) = story.claim()
     assert isinstance(claimed, TurnClaimed) and claimed.after == user
+
+
+# -- what the simulation found ---------------------------------------------------------------
+
+
+def forgetful() -> Story:
+    """Remembers one command id, so that only their own ids recognise what was done."""
+    story = Story(command_ids=1)
+    story.post()
+    return story
+
+
+def test_a_send_by_hand_is_recognised_however_old_it_is() -> None:
+    story = forgetful()
+    send = SendMessage(
+        command_id="s", at=NOW, branch_id=HERE, target=THERE, content=text("x"), sender="me"
+    )
+    assert kinds(story.when(send)) == [MessageSent]
+    story.post("later")
+    assert story.when(send) == []
+
+
+def test_a_retried_turn_is_recognised_however_old_it_is() -> None:
+    story = Story(command_ids=1)
+    retry = RequestTurn(command_id="r", at=NOW, branch_id=HERE, fork=ROOT)
+    assert kinds(story.when(retry)) == [BranchOpened, TurnRequested]
+    story.post("later")
+    assert story.when(retry) == []
+
+
+def test_a_turn_that_is_stopped_before_it_ran_hands_on_the_hops_that_it_was_passed() -> None:
+    story = started()
+    story.deliver("asked", wait=True, hops=3)
+    story.claim()
+    story.post("stop", strategy="interrupt")
+    story.post("and again", strategy="rollback")
+    story.claim()
+    assert story.branch.turn is not None and story.branch.turn.hops == 3

@@ -16,6 +16,7 @@ from plait.events.types import (
     MessageReceived,
     MessageRefused,
     MessageSent,
+    ModelFailed,
     NodesPlaced,
     ToolReturned,
     TurnClaimed,
@@ -84,6 +85,13 @@ class BranchMachine(RuleBasedStateMachine):
                 self.keep([*self.story.results(sends=(send,))])
             else:
                 self.keep([*self.story.results(ToolResult(call, text("1")))])
+
+    @precondition(
+        lambda self: self.turn is not None and self.turn.status == "running" and not self.turn.calls
+    )
+    @rule(retry=st.booleans())
+    def fail(self, retry: bool) -> None:
+        self.keep([*self.story.fail(retry=retry)])
 
     @rule(outcome=st.sampled_from(["replied", "expired", "failed", "refused"]), data=st.data())
     def end_a_wait(self, outcome: str, data: st.DataObject) -> None:
@@ -181,6 +189,7 @@ class BranchMachine(RuleBasedStateMachine):
             for e in self.events
             if isinstance(e, MessageSent) and e.deadline is not None
         }
+        waits |= {e.wait_id for e in self.events if isinstance(e, ModelFailed) and e.wait_id}
         assert waits == set(self.branch.waits)
 
 

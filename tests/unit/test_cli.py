@@ -20,7 +20,7 @@ from plait.services.cli.show import sessions
 
 COMMANDS = (
     *("dev", "demo", "gateway", "turns", "replies", "projections"),
-    *("chat", "sessions", "log", "context", "dag"),
+    *("chat", "sessions", "log", "context", "dag", "provider"),
     *("rebuild", "doctor"),
 )
 

@@ -9,7 +9,11 @@ from msgspec import Struct
 
 from plait.events import ids
 from plait.events.errors import Code, IdempotencyMismatch, Invalid, SelfSend
-from plait.events.memory import MemoryRequests
+from plait.events.memory import MemoryProviderRecords, MemoryRequests
+from plait.events.providers import TenantProviders
+from plait.events.vault import Vault
+from plait.services.gateway.addresses import PostPlan
+from plait.services.gateway.commands import Commands
 from plait.services.gateway.idempotency import asked, settled
 from plait.services.gateway.problems import STATUS
 from plait.services.gateway.shapes import NewMessage
@@ -141,3 +145,61 @@ def test_a_key_names_one_command_of_its_tenant() -> None:
 
 def test_every_code_has_its_status() -> None:
     assert set(STATUS) == set(Code)
+
+
+# -- posts that go on after a node (found by the simulation) -----------------------------------
+
+
+def posting(world: World) -> Commands:
+    providers = TenantProviders(MemoryProviderRecords(), Vault(world.settings.secret))
+    return Commands(
+        world.handler,
+        world.contents,
+        MemoryRequests(lambda: world.ms / 1000),
+        providers,
+        world.settings,
+        lambda: world.ms,
+    )
+
+
+async def test_a_post_that_forked_is_answered_again_after_its_nodes_branch_was_archived() -> None:
+    world = World()
+    session = await world.session()
+    branch = await world.branch(session)
+    tip = (await world.handler.branch(TENANT, branch)).tip
+    body = NewMessage(text="go on", after=tip)
+    call = asked(TENANT, "k", "POST", f"/v1/sessions/{session}/messages", body)
+    commands = posting(world)
+    create = commands._requests.create
+
+    async def slowly(tenant: str, key: str, record: bytes) -> bytes:
+        await world.post(branch, "first", run=False)  # somebody goes on there meanwhile
+        return await create(tenant, key, record)
+
+    commands._requests.create = slowly  # type: ignore[method-assign]
+    made = await commands.post(TENANT, session, body, call)
+    assert made.branch_id != branch
+    await world.archive(branch)
+    again = await commands.post(TENANT, session, body, call)
+    assert (again.node_id, again.branch_id) == (made.node_id, made.branch_id)
+
+
+async def test_a_tip_that_moves_while_it_is_looked_at_makes_a_fork_and_no_refusal() -> None:
+    world = World()
+    session = await world.session()
+    branch = await world.branch(session)
+    tip = (await world.handler.branch(TENANT, branch)).tip
+    body = NewMessage(text="go on", after=tip)
+    call = asked(TENANT, "k", "POST", f"/v1/sessions/{session}/messages", body)
+    commands = posting(world)
+    found = commands._addresses.of_post
+
+    async def resolved(*given: str | NewMessage) -> PostPlan:
+        plan = await found(*given)  # type: ignore[arg-type]
+        await world.post(branch, "first", run=False)
+        return plan
+
+    commands._addresses.of_post = resolved  # type: ignore[method-assign,assignment]
+    made = await commands.post(TENANT, session, body, call)
+    assert made.branch_id != branch
+    assert (await world.handler.branch(TENANT, made.branch_id)).fork == tip

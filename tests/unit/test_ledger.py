@@ -10,8 +10,10 @@ from plait.events.types import (
     MessageReceived,
     MessageRefused,
     MessageSent,
+    ModelFailed,
     ReplyLate,
     TurnEnded,
+    TurnError,
     TurnRequested,
     TurnResumed,
     TurnSuspended,
@@ -249,3 +251,30 @@ def test_two_ledgers_that_fold_the_same_log_owe_and_admit_the_same() -> None:
         other.fold(recorded)
     assert other.effects == log.ledger.effects
     assert other.admitted == log.ledger.admitted
+
+
+def test_a_turn_that_pauses_gives_its_slot_away_and_is_due_at_its_deadline() -> None:
+    log = Log(admitted=1)
+    a, b = ids.turn_id(A, "t"), ids.turn_id(B, "t")
+    pause = ids.pause_id(a, 1)
+    assert log(A, TurnRequested(a, "r")) == ["offer"]
+    assert log(B, TurnRequested(b, "r")) == []
+    error = TurnError("rate_limited", "not now")
+    failed = ModelFailed(a, (1, 1), 1, 1, "d", error, pause, 5_000)
+    assert log(A, failed, TurnSuspended(a, (1, 1))) == ["offer"], "b has the slot"
+    assert list(log.ledger.due(4_999)) == []
+    (expire,) = log.ledger.due(5_000)
+    assert (expire.wait_id, expire.source) == (pause, A)
+    log(A, WaitEnded(pause, "expired"), TurnResumed(a, 2))
+    assert not log.ledger.waits and log.open_keys() == {"offer"}
+    assert log(B, TurnEnded(b, "completed")) == ["offer"]
+
+
+def test_a_model_call_that_failed_for_good_owes_nothing() -> None:
+    log = Log()
+    turn = ids.turn_id(A, "t")
+    log(A, TurnRequested(turn, "r"))
+    failed = ModelFailed(turn, (1, 1), 1, 1, "d", TurnError("bad_key", "no"))
+    log(A, failed, TurnEnded(turn, "error"))
+    assert not log.ledger.waits and log.open_keys() == set()
+    assert log.ledger.next_deadline() is None

@@ -1,8 +1,12 @@
 """replies on the in-memory log: what one branch owes another reaches it, once, in any order of
 crashes. Turns are driven by hand."""
 
+import contextlib
+from collections.abc import AsyncGenerator
+
 from plait.events import ids
 from plait.events.branch import Branch
+from plait.events.store import Batch
 from plait.events.subjects import stream_of
 from plait.events.types import AnyEvent, MessageReceived, WaitEnded
 from tests.waiting import until
@@ -206,3 +210,39 @@ async def test_only_the_holder_of_a_lease_acts_and_another_takes_over_when_it_la
             return bool((await state(world, b)).settled)
 
         await until(there)
+
+
+async def test_what_was_owed_at_the_start_goes_before_what_comes_next() -> None:
+    """Found by the simulation: a message overtook the one that was sent while replies was down."""
+    world = World()
+    a = await asking(world)
+    b = await world.branch(ids.session_of(a))
+    first = await world.send(a, b, "first")
+    follow, hold, second = world.store.follow, world.leases.hold, ""
+    held: set[str] = set()
+
+    async def holding(name: str, holder: str) -> bool:
+        held.add(name)
+        return await hold(name, holder)
+
+    async def following(after: int = 0) -> AsyncGenerator[Batch, None]:
+        """The second message comes at once after what stood in the log at the start."""
+        nonlocal second
+        async with contextlib.aclosing(follow(after)) as batches:
+            stood = await anext(batches)
+            await until(lambda: len(held) == world.settings.replies_partitions)
+            yield stood
+            second = await world.send(a, b, "second")
+            async for batch in batches:
+                yield batch
+
+    world.leases.hold = holding  # type: ignore[method-assign]
+    world.store.follow = following  # type: ignore[method-assign,assignment]
+    async with world.replies():
+
+        async def both_there() -> bool:
+            return len((await state(world, b)).settled) == 2
+
+        await until(both_there)
+    arrived = [e.message_id for e in await events_of(world, b) if isinstance(e, MessageReceived)]
+    assert [message for message in arrived if message] == [first, second]

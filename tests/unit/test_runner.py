@@ -10,6 +10,7 @@ import pytest
 from plait.events import ids
 from plait.events.commands import CancelTurn, EndWait
 from plait.events.context import context_digest
+from plait.events.errors import ModelFailure
 from plait.events.handler import Done, Handler
 from plait.events.limits import Limits
 from plait.events.store import Recorded
@@ -19,12 +20,21 @@ from plait.events.types import (
     AnyEvent,
     MessageSent,
     ModelAnswered,
+    ModelFailed,
     ToolReturned,
     TurnClaimed,
     TurnEnded,
+    TurnError,
     TurnSuspended,
 )
-from plait.services.turns.models import Answer, AskedCall, ModelError, Request, offline_models
+from plait.services.turns.models import (
+    Answer,
+    AskedCall,
+    ModelError,
+    Request,
+    RetryLater,
+    offline_models,
+)
 from plait.services.turns.runner import TurnRunner
 from plait.services.turns.tools import Tool
 from tests.waiting import until
@@ -419,6 +429,88 @@ async def test_an_answer_that_cannot_be_taken_ends_the_turn_as_an_error(
     assert error is not None
     assert error.code == code
     assert error.message.startswith(message)
+
+
+@pytest.mark.parametrize("after_s", [None, 30.0])
+async def test_a_model_that_may_answer_later_is_asked_again_then_and_holds_nothing_meanwhile(
+    after_s: float | None,
+) -> None:
+    world = World()
+    branch, turn = await asked(world)
+    model = Scripted(RetryLater("not now", ModelFailure.RATE_LIMITED, after_s), Answer("now"))
+    assert await runner(world, model).run(TENANT, turn, 1, 1), "its item may go"
+    (failed,) = [e for e in await events_of(world, branch) if isinstance(e, ModelFailed)]
+    assert failed.error == TurnError("rate_limited", "not now")
+    assert failed.deadline is not None and failed.deadline >= world.ms + 1000 * (after_s or 0.5)
+    assert await runner(world, model).run(TENANT, turn, 1, 2), "and an old one does nothing"
+    async with world.replies():
+        world.ms = failed.deadline
+        item = await world.work.take()
+        while item.item.n == 1:
+            world.work.ack(item.item)
+            item = await world.work.take()
+    assert await runner(world, model, worker="other").run(TENANT, turn, item.item.n, 1)
+    assert await text_of(world, branch) == "now"
+    assert len(model.asked) == 2
+    assert model.asked[0].messages == model.asked[1].messages
+
+
+async def test_a_call_that_failed_is_a_step_with_what_was_sent_and_why() -> None:
+    world = World()
+    branch, turn = await asked(world)
+    model = Scripted(
+        calling(("double", {"x": 1})), ModelError("the key is not valid", ModelFailure.BAD_KEY)
+    )
+    assert await runner(world, model, [Counted().tool]).run(TENANT, turn, 1, 1)
+    (failed,) = [e for e in await events_of(world, branch) if isinstance(e, ModelFailed)]
+    answered = [e for e in await events_of(world, branch) if isinstance(e, ModelAnswered)]
+    assert (failed.step, failed.error.code) == (2, "bad_key")
+    assert failed.context != answered[0].context
+    assert (await ended(world, branch)).error == failed.error
+
+
+class Heard:
+    """One listener for all calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def speak(self, tenant: str, turn_id: str, epoch: tuple[int, int], step: int) -> "Heard":
+        self.calls.append([f"{tenant} {epoch} {step}"])
+        return self
+
+    def say(self, text: str) -> None:
+        self.calls[-1].append(text)
+
+    def end(self, how: str) -> None:
+        if self.calls[-1][-1] != "(whole)":
+            self.calls[-1].append(f"({how})")
+
+
+async def test_what_a_model_says_is_heard_with_a_clear_end() -> None:
+    world = World()
+    _, turn = await asked(world)
+    heard = Heard()
+
+    def say(request: Request) -> Answer:
+        request.said("one ")
+        request.said("two")
+        return Answer("one two") if len(heard.calls) == 2 else calling(("double", {"x": 1}))
+
+    def break_off(request: Request) -> Answer:
+        request.said("half")
+        raise RetryLater("broke off", ModelFailure.CUT_OFF)
+
+    for model in (Scripted(say, say), Scripted(break_off)):
+        speaking = runner(world, model, [Counted().tool])
+        speaking._speak = heard.speak
+        assert await speaking.run(TENANT, turn, 1, 1)
+        _, turn = await asked(world)
+    assert heard.calls == [
+        ["t (1, 1) 1", "one ", "two", "(whole)"],
+        ["t (1, 1) 2", "one ", "two", "(whole)"],
+        ["t (1, 1) 1", "half", "(broken)"],
+    ]
 
 
 async def test_a_model_that_this_worker_does_not_have_ends_the_turn_clearly() -> None:
