@@ -88,14 +88,24 @@ class Demo:
     """`offline:demo`, an actor without chance or network.
 
     `ask <branch>: <question>` makes it ask and quote the reply, `tell <branch>: <text>` send
-    without waiting; otherwise it says what of all it was told fits the message best.
+    without waiting; otherwise it says what of all it was told fits the message best. Several
+    branches that ask at once are answered each, since the one answer goes to all who asked.
     """
 
     async def answer(self, request: Request) -> Answer:
         said, last = _last_user(request.messages)
         order = _ORDER.match(said)
         if order is None:
-            return _answer(request, _recall(said, request.messages[: max(last, 0)]))
+            first = last
+            while first > 0 and request.messages[first - 1]["role"] == "user":
+                first -= 1
+            earlier = request.messages[: max(first, 0)]
+            unread = [message["content"] for message in request.messages[max(first, 0) : last + 1]]
+            asked = [without_header(text) for text in unread if text != without_header(text)]
+            if len(asked) < 2:
+                return _answer(request, _recall(said, request.messages[: max(last, 0)]))
+            lines = [f"“{_excerpt(text)}”: {_recall(text, earlier)}" for text in asked]
+            return _answer(request, "\n".join(lines))
         verb, branch, text = order["verb"].lower(), order["branch"].strip(), order["text"].strip()
         results = [m for m in request.messages[last + 1 :] if m["role"] == "tool"]
         if not results:
@@ -142,10 +152,12 @@ def _recall(said: str, earlier: Sequence[Message]) -> str:
                 best, shared = sentence.strip(), count
     if best:
         return best
-    excerpt = " ".join(said.split())
-    if len(excerpt) > _EXCERPT:
-        excerpt = excerpt[: _EXCERPT - 1].rstrip() + "…"
-    return f"I have read “{excerpt}”."
+    return f"I have read “{_excerpt(said)}”."
+
+
+def _excerpt(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _EXCERPT else line[: _EXCERPT - 1].rstrip() + "…"
 
 
 def _answer(request: Request, text: str, calls: tuple[AskedCall, ...] = ()) -> Answer:

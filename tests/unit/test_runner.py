@@ -634,6 +634,20 @@ async def test_the_model_is_told_of_the_tools_and_the_pins_name_them() -> None:
     assert claimed.pins.tools == ("send_to_branch", "double")
 
 
+async def test_demo_answers_each_of_the_branches_that_ask_at_once() -> None:
+    messages = [
+        {"role": "user", "content": "The sea is three kilometres deep."},
+        {"role": "assistant", "content": "Noted."},
+        {"role": "user", "content": '[Message from "a"]\nHow many kilometres deep is it?'},
+        {"role": "user", "content": '[Message from "b"]\nWho are you?'},
+    ]
+    answer = await offline_models()["offline:demo"].answer(Request("offline:demo", messages))
+    assert answer.text.splitlines() == [
+        "“How many kilometres deep is it?”: The sea is three kilometres deep.",
+        "“Who are you?”: I have read “Who are you?”.",
+    ]
+
+
 async def test_demo_asks_waits_and_quotes_the_reply() -> None:
     world = World()
     session = await world.session()
