@@ -31,7 +31,7 @@ from plait.projections.scripts import connect
 from plait.services.replies.ledger import Ledger
 from tests.chaos.load import Load
 from tests.chaos.system import Chaos, settings_of
-from tests.simulation import invariants
+from tests.simulation import invariants, rest
 from tests.simulation.facts import Facts
 from tests.unit.test_context import assert_valid
 
@@ -180,9 +180,9 @@ async def check(plait: Chaos, load: Load) -> str:
             broken = [*invariant(facts, recorded, world)]
             assert not broken, (recorded.sequence, invariant.__name__, broken)
         facts.fold(recorded)
-    broken = [*invariants.promised_turns_were_there(facts, world)]
-    broken += invariants.debts_were_settled(facts, world)
-    broken += invariants.refusals_are_told(facts, world)
+    broken = [*rest.promised_turns_were_there(facts, world)]
+    broken += rest.debts_were_settled(facts, world)
+    broken += rest.refusals_are_told(facts, world)
     assert not broken
     await _what_clients_were_told_is_so(plait, load)
     _recorded_results_were_not_run_again(plait, load)

@@ -27,8 +27,7 @@ from plait.events.store import (
     StreamId,
     WorkQueue,
 )
-from plait.services.dev.servers import NatsServer
-from tests.conftest import Prefixes
+from tests.conftest import Address, Prefixes
 from tests.waiting import until
 
 
@@ -112,7 +111,7 @@ def jetstream_adapter(js: JetStream) -> Adapter:
 
 
 @pytest_asyncio.fixture
-async def jetstream(nats_server: NatsServer, prefixes: Prefixes) -> AsyncIterator[JetStream]:
+async def jetstream(nats_server: Address, prefixes: Prefixes) -> AsyncIterator[JetStream]:
     js = await open_jetstream(
         Settings(
             nats_url=nats_server.url,

@@ -19,7 +19,7 @@ from plait.events.errors import Misconfigured, Unavailable, VersionConflict
 from plait.events.jetstream_setup import JetStream, connect, ensure, open_jetstream
 from plait.events.settings import Settings
 from plait.services.dev.servers import NatsServer
-from tests.conftest import Prefixes
+from tests.conftest import Address, Prefixes
 from tests.contract.test_store import (
     an_append,
     branch,
@@ -30,7 +30,7 @@ from tests.contract.test_store import (
 from tests.waiting import until
 
 
-def settings_of(server: NatsServer, prefix: str = "plait", **more: object) -> Settings:
+def settings_of(server: NatsServer | Address, prefix: str = "plait", **more: object) -> Settings:
     settings = Settings(nats_url=server.url, nats_monitor_url=server.monitor_url, prefix=prefix)
     return msgspec.structs.replace(settings, **more)
 
@@ -108,7 +108,7 @@ async def test_a_message_lost_on_the_way_is_fetched_again(jetstream: JetStream) 
 
 
 async def test_following_needs_no_client_of_ours(
-    nats_server: NatsServer, prefixes: Prefixes, monkeypatch: pytest.MonkeyPatch
+    nats_server: Address, prefixes: Prefixes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ours is only quicker, and rests on a method that the library does not promise to keep."""
     monkeypatch.setattr(jetstream_setup, "FollowingClient", Client)
@@ -217,7 +217,7 @@ async def test_replicas_that_lag_are_made_up_for_by_the_leader(
 
 
 async def test_opening_again_keeps_the_log_and_its_generation(
-    nats_server: NatsServer, prefixes: Prefixes
+    nats_server: Address, prefixes: Prefixes
 ) -> None:
     settings = settings_of(nats_server, prefixes.next())
     first, second = await asyncio.gather(open_jetstream(settings), open_jetstream(settings))
@@ -241,7 +241,7 @@ async def test_the_log_can_neither_be_deleted_from_nor_purged(jetstream: JetStre
 
 
 async def test_a_stream_that_differs_is_changed_where_it_can_be_and_refused_where_not(
-    jetstream: JetStream, nats_server: NatsServer
+    jetstream: JetStream, nats_server: Address
 ) -> None:
     settings = settings_of(nats_server, jetstream.subjects.prefix)
     js = jetstream.nc.jetstream()
@@ -258,7 +258,7 @@ async def test_a_stream_that_differs_is_changed_where_it_can_be_and_refused_wher
 
 
 async def test_a_log_without_proof_of_its_durability_is_refused(
-    nats_server: NatsServer, prefixes: Prefixes
+    nats_server: Address, prefixes: Prefixes
 ) -> None:
     settings = settings_of(nats_server, prefixes.next(), nats_monitor_url="")
     with pytest.raises(Misconfigured, match="PLAIT_NATS_MONITOR_URL"):
@@ -268,7 +268,7 @@ async def test_a_log_without_proof_of_its_durability_is_refused(
 
 
 async def test_a_server_that_syncs_late_is_refused(
-    nats_server: NatsServer, prefixes: Prefixes, monkeypatch: pytest.MonkeyPatch
+    nats_server: Address, prefixes: Prefixes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The monitor's answer is real but for the one flag."""
 
@@ -285,7 +285,7 @@ async def test_a_server_that_syncs_late_is_refused(
 
 
 async def test_the_monitor_of_another_server_proves_nothing(
-    nats_server: NatsServer, own_server: NatsServer, prefixes: Prefixes
+    nats_server: Address, own_server: NatsServer, prefixes: Prefixes
 ) -> None:
     settings = settings_of(nats_server, prefixes.next(), nats_monitor_url=own_server.monitor_url)
     with pytest.raises(Misconfigured, match="but the log is on"):
@@ -296,7 +296,7 @@ async def test_the_monitor_of_another_server_proves_nothing(
 
 
 async def test_a_monitor_that_does_not_answer_may_only_be_starting(
-    nats_server: NatsServer, prefixes: Prefixes
+    nats_server: Address, prefixes: Prefixes
 ) -> None:
     settings = settings_of(nats_server, prefixes.next(), nats_monitor_url="http://127.0.0.1:1")
     with pytest.raises(Unavailable, match="start it"):
