@@ -7,6 +7,14 @@ into its HTTP answer.
 from enum import StrEnum
 from typing import ClassVar
 
+NAMES_LISTED = 20  # in one error
+SHOWN_CHARS = 100  # of what a caller gave, repeated in an error
+
+
+def shown(given: str) -> str:
+    """Quoted, and cut where it is long."""
+    return repr(given if len(given) <= SHOWN_CHARS else given[:SHOWN_CHARS] + "…")
+
 
 class Code(StrEnum):
     INVALID = "invalid_request"
@@ -93,6 +101,14 @@ class Unavailable(Retryable):
     code = Code.UNAVAILABLE
 
 
+class LogGone(Unavailable):
+    def __init__(self, stream: str) -> None:
+        super().__init__(
+            f"the log (stream {stream}) is gone: restore it from a backup, or restart the services "
+            "to begin a new one"
+        )
+
+
 class ReadModelBehind(Retryable):
     code = Code.READ_MODEL_BEHIND
 
@@ -121,15 +137,19 @@ class UnknownSession(Final):
     code = Code.UNKNOWN_SESSION
 
     def __init__(self, session: str) -> None:
-        super().__init__(f"there is no session {session!r}")
+        super().__init__(f"there is no session {shown(session)}")
 
 
 class UnknownBranch(Final):
     code = Code.UNKNOWN_BRANCH
 
-    def __init__(self, branch: str, known: tuple[str, ...] = ()) -> None:
-        hint = f"; the live branches are {', '.join(known)}" if known else ""
-        super().__init__(f"there is no branch {branch!r}{hint}")
+    def __init__(
+        self, branch: str, known: tuple[str, ...] = (), *, are: str = "the live branches are"
+    ) -> None:
+        listed = ", ".join(known[:NAMES_LISTED])
+        more = f" and {len(known) - NAMES_LISTED} more" if len(known) > NAMES_LISTED else ""
+        hint = f"; {are} {listed}{more}" if known else ""
+        super().__init__(f"there is no branch {shown(branch)}{hint}")
 
 
 class ReservationGone(Final):
@@ -146,21 +166,21 @@ class UnknownNode(Final):
     code = Code.UNKNOWN_NODE
 
     def __init__(self, node: str) -> None:
-        super().__init__(f"there is no node {node!r} here")
+        super().__init__(f"there is no node {shown(node)} here")
 
 
 class UnknownTurn(Final):
     code = Code.UNKNOWN_TURN
 
     def __init__(self, turn: str) -> None:
-        super().__init__(f"there is no turn {turn!r}")
+        super().__init__(f"there is no turn {shown(turn)}")
 
 
 class UnknownMessage(Final):
     code = Code.UNKNOWN_MESSAGE
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"there is no message {message!r}")
+        super().__init__(f"there is no message {shown(message)}")
 
 
 class UnknownProvider(Final):
@@ -168,7 +188,7 @@ class UnknownProvider(Final):
 
     def __init__(self, name: str, known: tuple[str, ...] = ()) -> None:
         hint = f"; there are {', '.join(known)}" if known else ""
-        super().__init__(f"there is no provider {name!r}{hint}")
+        super().__init__(f"there is no provider {shown(name)}{hint}")
 
 
 class NoSecret(Final):
@@ -199,7 +219,7 @@ class AmbiguousBranch(Final):
 
     def __init__(self, text: str, candidates: tuple[tuple[str, str], ...]) -> None:
         listed = ", ".join(f"{name} (head {head})" for name, head in candidates)
-        super().__init__(f"{text!r} could be {listed}: use a name or a head")
+        super().__init__(f"{shown(text)} could be {listed}: use a name or a head")
         self.candidates = candidates
 
 
@@ -301,14 +321,14 @@ class IdempotencyMismatch(Final):
     code = Code.IDEMPOTENCY_MISMATCH
 
     def __init__(self) -> None:
-        super().__init__("this Idempotency-Key was used with another body: use a new key")
+        super().__init__("this Idempotency-Key was used for another call: use a new key")
 
 
 class BadPosition(Final):
     code = Code.BAD_POSITION
 
     def __init__(self, text: str, why: str) -> None:
-        super().__init__(f"position {text!r}: {why}")
+        super().__init__(f"position {shown(text)}: {why}")
 
 
 class UnknownEvent(Final):

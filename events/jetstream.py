@@ -5,21 +5,24 @@ from any replica, and the chain of expected sequences shows that nothing is miss
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from plait.events import codec
-from plait.events.errors import Unavailable, VersionConflict
+from plait.events.errors import LogGone, Unavailable, VersionConflict
 from plait.events.ids import SESSION_TOKEN
 from plait.events.jetstream_api import (
     EXPECTED,
     PATIENCE_S,
     REQUEST_S,
     RETRY_S,
+    STREAM_NOT_FOUND,
     Api,
+    ApiError,
     StoredMessage,
     WrongSequence,
     patiently,
@@ -32,6 +35,9 @@ from plait.events.types import Append
 BATCH = 1_000  # messages of one direct get
 BATCH_BYTES = 8 * 1024 * 1024
 END_AGE_S = 0.05  # how old the log's end may be that quiet followers advance to
+T = TypeVar("T")
+P = ParamSpec("P")
+
 LISTED = 100_000  # subjects in one answer of STREAM.INFO: the server's own limit
 
 
@@ -62,7 +68,7 @@ class JetStreamStore:
 
     async def read(self, stream: StreamId, after: int = 0) -> Sequence[Recorded]:
         subject = self._subjects.event(stream)
-        last = await patiently(self._api.last, self._log, subject)
+        last = await self._ask(self._api.last, self._log, subject)
         if last is None or last.seq <= after:
             return []
         previous = last.expected()
@@ -76,7 +82,7 @@ class JetStreamStore:
     async def read_at(self, sequence: int) -> Recorded | None:
         if sequence < 1:
             return None
-        message = await patiently(self._api.at, self._log, sequence)
+        message = await self._ask(self._api.at, self._log, sequence)
         if message is None:
             return None
         stream = self._subjects.parse_event(message.subject)
@@ -86,7 +92,7 @@ class JetStreamStore:
         found: list[str] = []
         offset = 0
         while True:
-            info = await patiently(
+            info = await self._ask(
                 self._api.info,
                 self._log,
                 subjects_filter=self._subjects.events(tenant, session),
@@ -99,7 +105,7 @@ class JetStreamStore:
                 return found
 
     async def last_sequence(self) -> int:
-        return await patiently(self._end.now)
+        return await self._ask(self._end.now)
 
     def follow(
         self, after: int = 0, *, tenant: str | None = None, session: str | None = None
@@ -114,6 +120,15 @@ class JetStreamStore:
     async def close(self) -> None:
         """Frees the store's own subscription; the connection is its opener's."""
         await self._gets.close()
+
+    async def _ask(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Patiently. Raises Unavailable, and LogGone when there is no log to ask."""
+        try:
+            return await patiently(call, *args, **kwargs)
+        except ApiError as error:
+            if error.err_code == STREAM_NOT_FOUND:
+                raise LogGone(self._log) from error
+            raise
 
     async def _settle(
         self, subject: str, data: bytes, headers: dict[str, str], command_id: str, expected: int
@@ -145,6 +160,8 @@ class JetStreamStore:
                 pass
             except Unavailable as error:
                 if loop.time() > until:
+                    if isinstance(error, ApiError) and error.err_code == STREAM_NOT_FOUND:
+                        raise LogGone(self._log) from error
                     raise Unavailable(
                         f"the log does not answer ({error}): whether the append is in it is "
                         "unknown; the same command can be sent again"
@@ -172,7 +189,7 @@ class JetStreamStore:
                     continue
             # A replica that lags, or an answer with a hole: the leader has all of it.
             fast = False
-            following = await patiently(self._api.next, self._log, reached + 1, subject)
+            following = await self._ask(self._api.next, self._log, reached + 1, subject)
             assert following is not None, "the leader has the last message, so also one before it"
             found.append(following)
             reached = following.seq

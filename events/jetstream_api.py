@@ -188,7 +188,7 @@ class Api:
         except nats_errors.NoRespondersError:
             raise Unavailable("JetStream has no leader for this, or the stream is gone") from None
         except nats_errors.TimeoutError:
-            raise Unavailable(f"no answer from JetStream within {REQUEST_S:g} s") from None
+            raise Unavailable("no answer from JetStream") from None
         except nats_errors.Error as error:
             raise Unavailable(f"NATS: {error or type(error).__name__}") from error
         return message.data

@@ -9,6 +9,7 @@ So three replicas count by themselves, and a single server must prove itself by 
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ from plait.events.jetstream_records import (
     JetStreamWorkQueue,
     bucket_stream,
 )
-from plait.events.settings import Settings
+from plait.events.settings import Settings, without_password
 from plait.events.subjects import GENERATION, Subjects
 
 SERVER = (
@@ -100,8 +101,19 @@ async def open_jetstream(settings: Settings, name: str = "plait") -> JetStream:
 async def connect(settings: Settings, name: str = "plait") -> Client:
     """A connection that comes back for ever. Raises Unavailable when the first does not come."""
 
+    said = ""
+
     async def on_error(error: Exception) -> None:
-        _log.warning("NATS: %s", error or type(error).__name__)
+        nonlocal said
+        text = str(error) or type(error).__name__
+        if text != said:  # It comes with each try to connect again: four a second.
+            _log.warning("NATS: %s", text)
+        said = text
+
+    async def on_reconnect() -> None:
+        nonlocal said
+        said = ""
+        _log.info("NATS: connected again")
 
     nc = FollowingClient()
     try:
@@ -110,17 +122,19 @@ async def connect(settings: Settings, name: str = "plait") -> Client:
                 servers=settings.nats_url.split(","),
                 name=name,
                 error_cb=on_error,
+                reconnected_cb=on_reconnect,
                 connect_timeout=2,
                 max_reconnect_attempts=-1,  # the default gives up after 60
                 reconnect_time_wait=0.25,  # type: ignore[arg-type]
                 ping_interval=10,
                 max_outstanding_pings=2,
             )
-    except (TimeoutError, OSError, nats_errors.Error) as error:
-        await nc.close()
+    except (TimeoutError, OSError, OverflowError, ValueError, nats_errors.Error) as error:
+        with contextlib.suppress(AssertionError):  # of a client that had no address to begin with
+            await nc.close()
         raise Unavailable(
-            f"no NATS at {settings.nats_url} ({error or 'no answer'}): start it, or set "
-            "PLAIT_NATS_URL"
+            f"no NATS at {without_password(settings.nats_url)} ({str(error) or 'no answer'}): "
+            "start it, or set PLAIT_NATS_URL"
         ) from error
     return nc
 
@@ -293,8 +307,9 @@ async def check_durability(nc: Client, log: StreamInfo, settings: Settings) -> N
     another = leader == connected["server_name"] and server.server_id != connected["server_id"]
     if server.server_name != leader or another:
         raise Misconfigured(
-            f"PLAIT_NATS_MONITOR_URL={settings.nats_monitor_url} is server {server.server_name} "
-            f"({server.server_id}), but the log is on {leader}: give that one's address"
+            f"PLAIT_NATS_MONITOR_URL={without_password(settings.nats_monitor_url)} is server "
+            f"{server.server_name} ({server.server_id}), but the log is on {leader}: "
+            "give that one's address"
         )
     if not server.jetstream.config.sync_always:
         raise Misconfigured(
@@ -324,18 +339,19 @@ async def _monitored(url: str) -> _Server:
             data: bytes = answer.read()
             return data
 
+    shown = without_password(url)
     try:
         return msgspec.json.decode(await asyncio.to_thread(read), type=_Server)
     except (URLError, ConnectionError, TimeoutError) as error:
         if isinstance(error, URLError) and not isinstance(error.reason, OSError):
-            raise Misconfigured(f"PLAIT_NATS_MONITOR_URL={url}: {error.reason}") from error
+            raise Misconfigured(f"PLAIT_NATS_MONITOR_URL={shown}: {error.reason}") from error
         raise Unavailable(  # It may be starting, as NATS itself may be.
-            f"nothing answers at PLAIT_NATS_MONITOR_URL={url} ({error}): start it, or give what "
+            f"nothing answers at PLAIT_NATS_MONITOR_URL={shown} ({error}): start it, or give what "
             "the server's setting `http` says"
         ) from error
     except (OSError, ValueError) as error:
         raise Misconfigured(
-            f"PLAIT_NATS_MONITOR_URL={url} is no monitoring address of a NATS server ({error}): "
+            f"PLAIT_NATS_MONITOR_URL={shown} is no monitoring address of a NATS server ({error}): "
             "give what its setting `http` says"
         ) from error
 

@@ -6,7 +6,7 @@ The write side keeps only names; `services.turns` holds what answers to them.
 import re
 from collections.abc import Collection
 
-from plait.events.errors import Invalid
+from plait.events.errors import Invalid, shown
 
 OFFLINE = ("offline:echo", "offline:demo")
 PROVIDERS = ("openai", "anthropic")
@@ -22,4 +22,4 @@ def check_model(name: str, own: Collection[str] = ()) -> None:
     providers = sorted({*PROVIDERS, *own})
     if provider not in providers or not _NAME.fullmatch(model):
         known = ", ".join([*OFFLINE, *(f"{provider}:<model>" for provider in providers)])
-        raise Invalid(f"there is no model {name!r}: use one of {known}")
+        raise Invalid(f"there is no model {shown(name)}: use one of {known}")

@@ -5,6 +5,7 @@ that is none of ours, is refused at start.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
@@ -83,3 +84,10 @@ def _refuse_unknown(env: Mapping[str, str], known: set[str]) -> None:
             close = get_close_matches(name, known, n=1)
             hint = f": do you mean {close[0]}?" if close else ": unset it"
             raise Misconfigured(f"{name} is no setting of Plait{hint}")
+
+
+def without_password(url: str) -> str:
+    """The address, or several with commas between, as it may be shown: without user, password and
+    token."""
+    shown = re.sub(r"(?<=://)\S*@|^(?!\w+://)\S*@", "***@", url)
+    return re.sub(r"(?i)([?&](?:password|username|token)=)[^&\s]*", r"\1***", shown)

@@ -5,7 +5,14 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from plait.events import addressing, ids
-from plait.events.errors import Invalid, ReservationGone, UnknownBranch, UnknownNode
+from plait.events.errors import (
+    BranchArchived,
+    Invalid,
+    ReservationGone,
+    UnknownBranch,
+    UnknownNode,
+    shown,
+)
 from plait.events.handler import Handler
 from plait.events.session import Session, first_branch
 from plait.services.gateway.shapes import NewMessage
@@ -58,9 +65,33 @@ class Addresses:
                 raise Invalid("ROOT cannot be replaced: post with `after`")
             return PostPlan(derived, fork=home.predecessor)
         head, fork = session.head, session.reserved_at
-        if body.branch is None or session.names.get(body.branch, body.branch) == head:
+        if body.branch is None:
+            return PostPlan(head, fork=fork)
+        if session.names.get(body.branch, body.branch) == head:
+            if (await self._handler.peek(tenant, head)).archived:
+                raise BranchArchived(shown(body.branch))
             return PostPlan(head, fork=fork)
         return PostPlan(await self.open_branch(tenant, session_id, body.branch))
+
+    async def head(self, tenant: str, session_id: str, address: str) -> str:
+        """The node whose context is asked for: itself, the tip of a branch, or without an address
+        that of HEAD's. Raises what addressing does, and ReservationGone."""
+        session = await self._handler.session(tenant, session_id)
+        ref = ids.of_kind(address, "node")
+        if ref is not None:
+            if ref.session != session_id:
+                raise UnknownNode(address)
+            return address
+        branch = session.names.get(address, address) or session.head
+        if branch != session.head:
+            by_name = ids.of_kind(branch, "branch") is None
+            branch = await (
+                self.open_branch(tenant, session_id, address)
+                if by_name
+                else self.known(tenant, session, branch)  # also an archived one
+            )
+        state = await self._handler.peek(tenant, branch)
+        return state.tip if state.exists else session.reserved_at or session.root
 
     async def sender(
         self, tenant: str, session_id: str, given: str | None
@@ -82,10 +113,17 @@ class Addresses:
             state = await self._handler.peek(tenant, address)
             if not state.exists and ids.session_of(address) == session_id:
                 raise ReservationGone(address)
-        branch = await addressing.resolve(self._handler, tenant, session_id, address)
+        branch = await self.resolve(tenant, session_id, address)
         if ids.session_of(branch) != session_id:
             raise UnknownBranch(address)
         return branch
+
+    async def resolve(self, tenant: str, session_id: str, address: str) -> str:
+        """As addressing does; a refusal names the branch as the caller did."""
+        try:
+            return await addressing.resolve(self._handler, tenant, session_id, address)
+        except BranchArchived as error:
+            raise (error if address in str(error) else BranchArchived(shown(address))) from None
 
     async def known(self, tenant: str, session: Session, address: str) -> str:
         """A branch by its exact name or its id, archived or not; also the one that HEAD reserves.
@@ -95,7 +133,7 @@ class Addresses:
             return branch
         ref = ids.of_kind(branch, "branch")
         if ref is None or ref.session != session.id:
-            raise UnknownBranch(address, tuple(session.names))
+            raise UnknownBranch(address, tuple(session.names), are="the names are")
         if not (await self._handler.peek(tenant, branch)).exists:
             raise ReservationGone(branch)
         return branch

@@ -8,7 +8,7 @@ from litestar.openapi.spec import Components, SecurityScheme, Tag
 from litestar.routes import HTTPRoute
 
 from plait.services.gateway import events, providers, reads, writes
-from plait.services.gateway.auth import KNOWN_QUERY, PUBLIC, Admission
+from plait.services.gateway.auth import ALLOW, KNOWN_QUERY, PUBLIC, Admission
 from plait.services.gateway.call import Call, Gateway
 from plait.services.gateway.problems import HANDLERS
 from plait.services.gateway.shapes import BODIES
@@ -22,6 +22,10 @@ Conversations as branches that work together.
 Every call names its tenant by `Authorization: Bearer <key>`. Errors are
 `application/problem+json` with a stable `code`. POSTs take an `Idempotency-Key`. Every answer to a
 command has a `position`: give it to a query as `min_position`, and the answer covers the command.
+Without, an answer may be a moment old; but a query says that something is unknown only when it has
+caught up with the log, and is a 503 `read_model_behind` when it cannot in time. A 503 `unavailable`
+comes within seconds and says what to do; a command may have been taken then: send it again with
+the same `Idempotency-Key`.
 Unknown fields and query parameters are refused.
 """
 
@@ -64,6 +68,8 @@ def create_app(gateway: Gateway) -> Litestar:
                 handler.opt[KNOWN_QUERY] = known
                 if route.path.startswith("/schema") or "OPTIONS" in handler.http_methods:
                     handler.opt[PUBLIC] = True
+                if "OPTIONS" in handler.http_methods:
+                    handler.opt[ALLOW] = ", ".join(sorted(route.methods))
     schemas = app.openapi_schema.components.schemas or {}
     for body in BODIES:
         # Litestar leaves out what msgspec enforces.

@@ -27,8 +27,10 @@ from plait.events.errors import (
     Invalid,
     NotATip,
     PlaitError,
+    SelfSend,
     TurnStillActive,
     UnknownTurn,
+    shown,
 )
 from plait.events.handler import Handler
 from plait.events.model_names import check_model
@@ -187,6 +189,7 @@ class Commands:
     async def post(
         self, tenant: str, session_id: str, body: NewMessage, call: Asked
     ) -> MessagePosted:
+        _check_said("text", body.text)
         check_text(body.text, self._limits)
 
         def command(plan: PostPlan, content: Content) -> PostMessage:
@@ -239,6 +242,7 @@ class Commands:
         )
 
     async def send(self, tenant: str, session_id: str, body: NewSend, call: Asked) -> MessageSent:
+        _check_said("message", body.message)
         check_text(body.message, self._limits)
         if body.timeout_s is not None and not body.wait_reply:
             raise Invalid("`timeout_s` is how long to wait for a reply: it needs `wait_reply`")
@@ -261,7 +265,9 @@ class Commands:
 
         async def resolve() -> SendPlan:
             branch, node = await self._addresses.sender(tenant, session_id, body.from_)
-            target = await addressing.resolve(self._handler, tenant, session_id, body.target_branch)
+            target = await self._addresses.resolve(tenant, session_id, body.target_branch)
+            if target == branch:
+                raise SelfSend(shown(body.target_branch))
             sender = await addressing.label(self._handler, tenant, branch)
             return SendPlan(branch, node, target, sender)
 
@@ -356,6 +362,11 @@ class Commands:
 
 async def _nothing() -> NoPlan:
     return NoPlan()
+
+
+def _check_said(field: str, text: str) -> None:
+    if not text.strip():
+        raise Invalid(f"`{field}` is empty or only white space: say something")
 
 
 def _branch_of_turn(turn: str) -> str:

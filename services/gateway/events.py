@@ -77,9 +77,9 @@ async def session_events(
     ] = "",
 ) -> Stream:
     gateway, tenant = request.gateway, request.tenant
-    await gateway.handler.session(tenant, session_id)
+    await request.of_log(gateway.handler.session(tenant, session_id))
     asked = last_event_id or begin
-    end = await gateway.store.last_sequence()
+    end = await request.of_log(gateway.store.last_sequence())
     if asked == START:
         after = Position(gateway.store.generation, 0)
     elif asked:

@@ -10,9 +10,10 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import ParameterKwarg
 from msgspec import UNSET, Struct, UnsetType
 
-from plait.events.errors import Code, PlaitError, Retryable
+from plait.events.errors import Code, PlaitError, Retryable, shown
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
@@ -60,6 +61,18 @@ _CODE = {
     405: Code.METHOD_NOT_ALLOWED,
     413: Code.TEXT_TOO_LONG,
     503: Code.UNAVAILABLE,
+}
+
+# Where there is what the caller looks for.
+_FOUND = {
+    Code.UNKNOWN_SESSION: "GET /v1/sessions lists the sessions",
+    Code.UNKNOWN_BRANCH: "GET /v1/sessions/{session_id}/branches lists a session's branches",
+    Code.UNKNOWN_NODE: "GET /v1/sessions/{session_id}/dag lists a session's nodes",
+    Code.UNKNOWN_TURN: "a posted message's answer has its `turn_id`, and so have the nodes of "
+    "GET /v1/sessions/{session_id}/dag",
+    Code.UNKNOWN_MESSAGE: "a sent message's answer has its `message_id`, and so has "
+    "the MessageSent of GET /v1/sessions/{session_id}/events?from=start",
+    Code.UNKNOWN_PROVIDER: "GET /v1/providers lists the providers",
 }
 
 log = structlog.get_logger("gateway")
@@ -138,7 +151,8 @@ def _of_ours(_: Request[Any, Any, Any], error: PlaitError) -> Response[bytes]:
     if isinstance(error, Retryable):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     data = {name: value for name, value in vars(error).items() if value is not None}
-    return answer(status, error.code, str(error) or error.code, data, headers)
+    detail, hint = str(error) or error.code, _FOUND.get(error.code)
+    return answer(status, error.code, f"{detail}; {hint}" if hint else detail, data, headers)
 
 
 def _of_litestar(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
@@ -149,16 +163,28 @@ def _of_litestar(request: Request[Any, Any, Any], error: HTTPException) -> Respo
     if status == 413:
         detail = "the body is larger than any text that is allowed: shorten it"
     elif status == 404:
-        detail = f"there is nothing at {request.url.path}: see /schema"
+        detail = f"there is nothing at {shown(request.url.path)}: see /schema"
+    elif status == 405:
+        methods = (error.headers or {}).get("allow", "")
+        detail = f"{shown(request.url.path)} does not take {request.method}: it takes {methods}"
     elif isinstance(error.extra, list):
-        detail = "; ".join(_field(item) for item in error.extra) or detail
+        detail = "; ".join(_field(request, item) for item in error.extra) or detail
     return answer(status, _CODE.get(status, Code.INVALID), detail, None, {**(error.headers or {})})
 
 
-def _field(item: Any) -> str:
+def _field(request: Request[Any, Any, Any], item: Any) -> str:
+    """What a parameter takes, from what its route says of it."""
     if item.get("source") == "body":
         return "the call needs a JSON body"
-    return f"{item.get('source', '')} {item.get('key', '')}: {item.get('message', '')}".strip()
+    key = item.get("key", "")
+    field = request.route_handler.parsed_fn_signature.parameters.get(key)
+    given = None if field is None else field.kwarg_definition
+    if field is None or not isinstance(given, ParameterKwarg):
+        return f"`{key}` does not fit"
+    kind = {int: "a whole number", float: "a number"}.get(field.annotation, "text")
+    least = "" if given.ge is None else f", at least {given.ge}"
+    most = "" if given.le is None else f", at most {given.le}"
+    return f"`{given.name or key}` takes {kind}{least}{most}"
 
 
 def _unexpected(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

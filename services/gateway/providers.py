@@ -26,7 +26,8 @@ Name = Annotated[
     responses=refusals(),
 )
 async def list_providers(request: Call) -> ProviderList:
-    return ProviderList(items=await request.gateway.providers.views(request.tenant))
+    views = await request.of_log(request.gateway.providers.views(request.tenant))
+    return ProviderList(items=views)
 
 
 @put(
@@ -38,17 +39,15 @@ async def list_providers(request: Call) -> ProviderList:
     responses={**refusals(Code.NO_SECRET, Code.BUDGET_EXCEEDED), **BODY_REFUSALS},
 )
 async def set_provider(request: Call, name: Name, data: JSONBody[NewProvider]) -> ProviderView:
-    return await request.gateway.providers.put(
-        request.tenant,
-        ProviderSettings(
-            name=name,
-            kind=data.kind,
-            base_url=data.base_url,
-            key=data.key,
-            headers=tuple(data.headers.items()),
-            stall_s=data.stall_s,
-        ),
+    provider = ProviderSettings(
+        name=name,
+        kind=data.kind,
+        base_url=data.base_url,
+        key=data.key,
+        headers=tuple(data.headers.items()),
+        stall_s=data.stall_s,
     )
+    return await request.command(request.gateway.providers.put(request.tenant, provider))
 
 
 @delete(
@@ -59,7 +58,7 @@ async def set_provider(request: Call, name: Name, data: JSONBody[NewProvider]) -
     responses=refusals(Code.UNKNOWN_PROVIDER),
 )
 async def remove_provider(request: Call, name: Name) -> None:
-    await request.gateway.providers.remove(request.tenant, name)
+    await request.command(request.gateway.providers.remove(request.tenant, name))
 
 
 ROUTES = (list_providers, set_provider, remove_provider)

@@ -1,5 +1,6 @@
 """The calls that only look: the read models for what is, the log for what a model would see."""
 
+import asyncio
 from typing import Annotated, Any
 
 from litestar import get
@@ -8,7 +9,7 @@ from msgspec import Struct
 
 from plait.events import ids
 from plait.events.context import context_digest, render
-from plait.events.errors import Code, UnknownNode
+from plait.events.errors import Code, ReadModelBehind, Unavailable, UnknownNode
 from plait.events.store import Position
 from plait.projections.queries import (
     BranchView,
@@ -18,13 +19,15 @@ from plait.projections.queries import (
     SessionView,
     TurnView,
 )
+from plait.services.gateway.addresses import Addresses
 from plait.services.gateway.auth import PUBLIC
 from plait.services.gateway.call import Call, bounded
 from plait.services.gateway.problems import refusals
-from plait.services.gateway.shapes import Health, SessionList
+from plait.services.gateway.shapes import ADDRESS, Health, SessionList
 from plait.services.gateway.waits import turn_end
 from plait.services.gateway.writes import SessionId, TurnId, Wait
 
+READY_S = 0.9  # for the log, and for the read models: a balancer's patience is short
 LAG = 1_000  # appends that the read models may be behind and still be ready
 
 MinPosition = Annotated[
@@ -83,7 +86,7 @@ async def get_session(
     request: Call, session_id: SessionId, min_position: MinPosition = ""
 ) -> SessionView:
     at_least = await request.at_least(min_position)
-    return await request.gateway.queries.session(request.tenant, session_id, at_least)
+    return await request.read(request.gateway.queries.session, session_id, at_least)
 
 
 @get(
@@ -96,7 +99,7 @@ async def list_branches(
     request: Call, session_id: SessionId, min_position: MinPosition = ""
 ) -> BranchList:
     at_least = await request.at_least(min_position)
-    items = await request.gateway.queries.branches(request.tenant, session_id, at_least)
+    items = await request.read(request.gateway.queries.branches, session_id, at_least)
     return BranchList(items=items)
 
 
@@ -115,7 +118,7 @@ async def get_node(
     if ids.session_of(node_id) != session_id:
         raise UnknownNode(node_id)
     at_least = await request.at_least(min_position)
-    return await request.gateway.queries.node(request.tenant, node_id, at_least)
+    return await request.read(request.gateway.queries.node, node_id, at_least)
 
 
 @get(
@@ -127,32 +130,43 @@ async def get_node(
 )
 async def get_dag(request: Call, session_id: SessionId, min_position: MinPosition = "") -> DagView:
     at_least = await request.at_least(min_position)
-    return await request.gateway.queries.dag(request.tenant, session_id, at_least)
+    return await request.read(request.gateway.queries.dag, session_id, at_least)
 
 
 @get(
     "/v1/sessions/{session_id:str}/context",
     tags=["sessions"],
     summary="What the next model call would see",
-    responses=refusals(Code.UNKNOWN_SESSION, Code.UNKNOWN_NODE),
+    responses=refusals(
+        Code.UNKNOWN_SESSION,
+        Code.UNKNOWN_BRANCH,
+        Code.UNKNOWN_NODE,
+        Code.AMBIGUOUS_BRANCH,
+        Code.BRANCH_ARCHIVED,
+        Code.BRANCH_MERGED,
+        Code.RESERVATION_GONE,
+    ),
 )
 async def get_context(
     request: Call,
     session_id: SessionId,
     head: Annotated[
-        str, QueryParameter(description="A node; the tip of HEAD's branch without.")
+        str,
+        QueryParameter(
+            description=f"A node, or for the tip of a branch {ADDRESS}; the tip of HEAD's branch "
+            "without."
+        ),
     ] = "",
 ) -> Context:
     gateway, tenant = request.gateway, request.tenant
-    session = await gateway.handler.session(tenant, session_id)
-    if not head:
-        branch = await gateway.handler.peek(tenant, session.head)
-        head = branch.tip if branch.exists else session.reserved_at or session.root
-    if ids.session_of(head) != session_id:
-        raise UnknownNode(head)
-    items = await gateway.transcripts.context(tenant, head)
-    texts = await gateway.transcripts.open(items)
-    return Context(head_id=head, digest=context_digest(items), messages=render(items, texts))
+
+    async def seen() -> Context:
+        node = await Addresses(gateway.handler).head(tenant, session_id, head)
+        items = await gateway.transcripts.context(tenant, node)
+        texts = await gateway.transcripts.open(items)
+        return Context(head_id=node, digest=context_digest(items), messages=render(items, texts))
+
+    return await request.of_log(seen())
 
 
 @get(
@@ -171,7 +185,7 @@ async def get_turn(
         ended = await turn_end(request, turn_id, seconds)
         if ended is not None and (at_least is None or ended > at_least):
             at_least = ended
-    return await request.gateway.queries.turn(request.tenant, turn_id, at_least)
+    return await request.read(request.gateway.queries.turn, turn_id, at_least)
 
 
 @get(
@@ -186,7 +200,7 @@ async def get_message(
     min_position: MinPosition = "",
 ) -> MessageView:
     at_least = await request.at_least(min_position)
-    return await request.gateway.queries.message(request.tenant, message_id, at_least)
+    return await request.read(request.gateway.queries.message, message_id, at_least)
 
 
 @get(
@@ -211,9 +225,19 @@ async def healthz() -> Health:
 )
 async def readyz(request: Call) -> Health:
     gateway = request.gateway
-    end = await gateway.store.last_sequence()
+    try:
+        async with asyncio.timeout(READY_S):
+            end = await gateway.store.last_sequence()
+    except TimeoutError:
+        raise Unavailable("the log does not answer: try again") from None
     enough = Position(gateway.store.generation, max(0, end - LAG))
-    await gateway.queries.sessions(gateway.settings.tenant, 1, None, enough)
+    try:
+        async with asyncio.timeout(READY_S):
+            await gateway.queries.sessions(gateway.settings.tenant, 1, None, enough)
+    except TimeoutError:
+        raise ReadModelBehind(
+            f"the read models do not answer, or are more than {LAG} appends behind: try again"
+        ) from None
     return Health(status="ok")
 
 

@@ -8,8 +8,8 @@ from plait.events.commands import MultitaskStrategy
 from plait.events.providers import Kind, ProviderView
 from plait.projections.queries import MessageView, SessionItem, TurnView
 
-_TEXT = "At most 1 MiB of UTF-8 by default; no NUL."
-_ADDRESS = "a branch's name or id, `session:name`, a unique prefix of its name, or one of its nodes"
+_TEXT = "At most 1 MiB of UTF-8 by default; no NUL, and more than white space."
+ADDRESS = "a branch's name or id, `session:name`, a unique prefix of its name, or one of its nodes"
 
 
 class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}):
@@ -38,7 +38,7 @@ class NewMessage(Body, frozen=True, kw_only=True):
     """At most one of `branch`, `after` and `replaces`; without, it goes to HEAD's branch."""
 
     text: Annotated[str, Meta(min_length=1, description=_TEXT, examples=["What is a lane?"])]
-    branch: Annotated[str | None, Meta(description=f"Post to this branch: {_ADDRESS}.")] = None
+    branch: Annotated[str | None, Meta(description=f"Post to this branch: {ADDRESS}.")] = None
     after: Annotated[
         str | None,
         Meta(
@@ -71,12 +71,15 @@ class BranchPatch(Body, frozen=True, kw_only=True):
     ] = UNSET
     archived: Annotated[
         bool | UnsetType,
-        Meta(description="true closes the branch for new messages, false opens it again."),
+        Meta(
+            description="true closes the branch for new messages, and refuses those that wait in "
+            "its inbox; a running or suspended turn finishes. false opens it again."
+        ),
     ] = UNSET
 
 
 class NewSend(Body, frozen=True, kw_only=True):
-    target_branch: Annotated[str, Meta(description=f"Who gets it: {_ADDRESS}.")]
+    target_branch: Annotated[str, Meta(description=f"Who gets it: {ADDRESS}.")]
     message: Annotated[str, Meta(min_length=1, description=_TEXT, examples=["What did you find?"])]
     from_: Annotated[
         str | None, Meta(description="The sending branch, or one of its nodes; HEAD without.")

@@ -17,7 +17,7 @@ async def turn_end(call: Call, turn_id: str, seconds: float, node_id: str = "") 
     names = (turn_id, node_id) if node_id else (turn_id,)
     with gateway.tail.watch(*names) as ended:
         try:
-            branch = await gateway.handler.peek(call.tenant, ids.branch_of(turn_id))
+            branch = await call.of_log(gateway.handler.peek(call.tenant, ids.branch_of(turn_id)))
         except UnknownBranch:
             return None
         if turn_id in branch.ended:
@@ -29,10 +29,10 @@ async def turn_end(call: Call, turn_id: str, seconds: float, node_id: str = "") 
 
 
 async def ended_turn(call: Call, turn_id: str, seconds: float, node_id: str) -> TurnView | None:
-    position = await turn_end(call, turn_id, seconds, node_id)
-    if position is None:
-        return None
     try:
+        position = await turn_end(call, turn_id, seconds, node_id)
+        if position is None:
+            return None
         return await call.gateway.queries.turn(call.tenant, turn_id, position)
     except (ReadModelBehind, Unavailable, UnknownTurn):
         return None  # The command stands: its answer need not fail for that.
@@ -41,16 +41,16 @@ async def ended_turn(call: Call, turn_id: str, seconds: float, node_id: str) -> 
 async def answered_message(call: Call, message_id: str, seconds: float) -> MessageView | None:
     """The message when its wait has ended, one way or another."""
     gateway, wait = call.gateway, ids.wait_id(message_id)
-    with gateway.tail.watch(wait) as ended:
-        branch = await gateway.handler.peek(call.tenant, ids.branch_of(message_id))
-        sequence: int | None = branch.version
-        if branch.waits[wait].outcome is None:
-            sequence = await call.ends(ended, seconds)
-    if sequence is None:
-        return None
     try:
+        with gateway.tail.watch(wait) as ended:
+            branch = await call.of_log(gateway.handler.peek(call.tenant, ids.branch_of(message_id)))
+            sequence: int | None = branch.version
+            if branch.waits[wait].outcome is None:
+                sequence = await call.ends(ended, seconds)
+        if sequence is None:
+            return None
         return await gateway.queries.message(
             call.tenant, message_id, Position(gateway.store.generation, sequence)
         )
     except (ReadModelBehind, Unavailable):
-        return None
+        return None  # Likewise.

@@ -34,7 +34,7 @@ Key = Annotated[
     HeaderParameter(
         name="Idempotency-Key",
         description="1 to 255 printable ASCII characters. The same key and body return the first "
-        "answer again for 24 hours; the same key with another body is a 409.",
+        "answer again for 24 hours; the same key for another call is a 409.",
     ),
 ]
 Wait = Annotated[
@@ -42,7 +42,8 @@ Wait = Annotated[
     QueryParameter(
         name="wait",
         ge=0,
-        description="Seconds to wait for the end; at most 60 by default. 0: do not wait.",
+        description="Seconds to wait for the end. 0: do not wait; more than the server's longest, "
+        "60 by default, is refused.",
     ),
 ]
 SessionId = Annotated[str, PathParameter(description="The session's id.")]
@@ -73,7 +74,9 @@ _ADDRESSES = (
 )
 async def create_session(request: Call, data: JSONBody[NewSession], key: Key = None) -> SessionMade:
     call = asked(request.tenant, key, "POST", request.url.path, data)
-    return await request.gateway.commands.create_session(request.tenant, data, call)
+    return await request.command(
+        request.gateway.commands.create_session(request.tenant, data, call)
+    )
 
 
 @post(
@@ -111,7 +114,9 @@ async def post_message(
 ) -> Response[MessagePosted]:
     seconds = bounded(wait, request.gateway)
     call = asked(request.tenant, key, "POST", request.url.path, data)
-    posted = await request.gateway.commands.post(request.tenant, session_id, data, call)
+    posted = await request.command(
+        request.gateway.commands.post(request.tenant, session_id, data, call)
+    )
     if seconds and posted.turn_id is not None:
         turn = await ended_turn(request, posted.turn_id, seconds, posted.node_id)
         if turn is not None:
@@ -138,15 +143,18 @@ async def checkout(
     request: Call, session_id: SessionId, data: JSONBody[Checkout], key: Key = None
 ) -> CheckedOut:
     call = asked(request.tenant, key, "POST", request.url.path, data)
-    return await request.gateway.commands.checkout(request.tenant, session_id, data.node_id, call)
+    return await request.command(
+        request.gateway.commands.checkout(request.tenant, session_id, data.node_id, call)
+    )
 
 
 @patch(
     "/v1/sessions/{session_id:str}/branches/{branch:str}",
     tags=["branches"],
     summary="Name, archive or restore a branch",
-    description="`branch` is its name or id. Names are unique in a session. Archiving refuses what "
-    "waits in the inbox; a running turn finishes.",
+    description="`branch` is its name or id. Names are unique in a session. An archived branch "
+    "takes no messages: what waits in its inbox is refused, and its sender told; a running or "
+    "suspended turn finishes.",
     responses={
         **refusals(
             Code.UNKNOWN_SESSION,
@@ -166,8 +174,9 @@ async def patch_branch(
     data: JSONBody[BranchPatch],
 ) -> BranchPatched:
     call = asked(request.tenant, None, "PATCH", request.url.path, data)
-    return await request.gateway.commands.patch_branch(
-        request.tenant, session_id, branch, data, call
+    commands = request.gateway.commands
+    return await request.command(
+        commands.patch_branch(request.tenant, session_id, branch, data, call)
     )
 
 
@@ -201,7 +210,9 @@ async def send(
 ) -> Response[MessageSent]:
     seconds = bounded(wait, request.gateway)
     call = asked(request.tenant, key, "POST", request.url.path, data)
-    sent = await request.gateway.commands.send(request.tenant, session_id, data, call)
+    sent = await request.command(
+        request.gateway.commands.send(request.tenant, session_id, data, call)
+    )
     if seconds and data.wait_reply:
         message = await answered_message(request, sent.message_id, seconds)
         if message is not None:
@@ -222,8 +233,9 @@ async def send(
     },
 )
 async def cancel_turn(request: Call, turn_id: TurnId, key: Key = None) -> TurnCancelled:
+    await request.no_fields()
     call = asked(request.tenant, key, "POST", request.url.path, None)
-    return await request.gateway.commands.cancel(request.tenant, turn_id, call)
+    return await request.command(request.gateway.commands.cancel(request.tenant, turn_id, call))
 
 
 @post(
@@ -239,8 +251,9 @@ async def cancel_turn(request: Call, turn_id: TurnId, key: Key = None) -> TurnCa
     },
 )
 async def retry_turn(request: Call, turn_id: TurnId, key: Key = None) -> TurnRetried:
+    await request.no_fields()
     call = asked(request.tenant, key, "POST", request.url.path, None)
-    return await request.gateway.commands.retry(request.tenant, turn_id, call)
+    return await request.command(request.gateway.commands.retry(request.tenant, turn_id, call))
 
 
 ROUTES = (

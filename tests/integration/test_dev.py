@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import pytest
@@ -84,7 +85,9 @@ async def test_a_killed_guard_is_replaced_with_its_process(stack: Stack) -> None
 # -- the other commands, on the running stack ------------------------------------------------
 
 
-def plait(stack: Stack, *arguments: str, typed: str = "") -> "subprocess.CompletedProcess[str]":
+def plait(
+    stack: Stack, *arguments: str, typed: str = "", **changed: str
+) -> "subprocess.CompletedProcess[str]":
     env = {
         **os.environ,
         "COLUMNS": "120",
@@ -93,6 +96,7 @@ def plait(stack: Stack, *arguments: str, typed: str = "") -> "subprocess.Complet
         "PLAIT_NATS_URL": stack.nats_url,
         "PLAIT_NATS_MONITOR_URL": stack.monitor_url,
         "PLAIT_REDIS_URL": stack.redis_url,
+        **changed,
     }
     return subprocess.run(
         [*PLAIT, *arguments], env=env, input=typed, capture_output=True, text=True, check=False
@@ -175,7 +179,9 @@ async def test_dag_draws_and_tells(stack: Stack, chatted: tuple[str, str]) -> No
 async def test_what_the_gateway_refuses_is_one_line(stack: Stack) -> None:
     done = plait(stack, "dag", "s234567234567")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "plait: there is no session 's234567234567' (unknown_session)\n"
+    assert done.stderr.startswith("plait: there is no session 's234567234567'; ")
+    assert done.stderr.endswith("(unknown_session)\n")
+    assert done.stderr.count("\n") == 1
 
 
 async def test_doctor_finds_a_healthy_stack_healthy(stack: Stack) -> None:
@@ -195,6 +201,45 @@ async def test_doctor_says_what_to_do_about_servers_that_are_not_there(stack: St
     assert "✗ NATS" in done.stdout
     assert "✗ Valkey" in done.stdout
     assert "→ start it, or set PLAIT_NATS_URL" in done.stdout
+
+
+async def test_doctor_judges_the_log_as_a_service_would(stack: Stack) -> None:
+    done = plait(stack, "doctor", "--json", PLAIT_NATS_MONITOR_URL="")
+    (durability,) = [f for f in json.loads(done.stdout) if f["what"] == "durability"]
+    assert (done.returncode, durability["state"]) == (1, "wrong")
+    assert "PLAIT_NATS_MONITOR_URL" in durability["todo"] + durability["found"]
+    assert plait(stack, "rebuild", PLAIT_NATS_MONITOR_URL="").returncode == 1
+
+
+@pytest.mark.parametrize(("name", "shown"), [("valkey", "Valkey"), ("nats", "NATS")])
+async def test_doctor_finds_a_server_that_hangs(stack: Stack, name: str, shown: str) -> None:
+    os.kill(stack.pids[name], signal.SIGSTOP)
+    try:
+        done = await asyncio.to_thread(plait, stack, "doctor")
+    finally:
+        os.kill(stack.pids[name], signal.SIGCONT)
+    assert done.returncode == 1
+    assert f"✗ {shown}" in done.stdout
+    assert "nothing answers at" in done.stdout
+    await ready(stack)
+
+
+async def test_a_reader_that_leaves_early_is_no_fault(
+    stack: Stack, chatted: tuple[str, str]
+) -> None:
+    for command in (["log", chatted[0]], ["demo"]):
+        with subprocess.Popen(  # noqa: ASYNC220
+            [*PLAIT, *command],
+            env={**os.environ, "PLAIT_URL": stack.url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            errors = await asyncio.to_thread(process.stderr.read)
+        assert errors == b""
 
 
 async def test_rebuild_swaps_in_a_new_generation(stack: Stack, chatted: tuple[str, str]) -> None:
@@ -230,13 +275,11 @@ async def test_the_demo_tells_its_result_in_json() -> None:
 
 @contextlib.contextmanager
 def running(
-    data: Path, *arguments: str
+    data: Path, *arguments: str, errors: IO[str] | int = subprocess.DEVNULL
 ) -> "Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]":
     """`plait dev --json`, ready; and what it announced."""
     command = [*PLAIT, "dev", "--json", "--port", "0", "--data", str(data), *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
         try:
             assert process.stdout is not None
             yield process, json.loads(process.stdout.readline())
@@ -263,6 +306,57 @@ async def test_dev_announces_itself_in_one_line_and_stops_cleanly(tmp_path: Path
         assert [item["session_id"] for item in api.get("/v1/sessions")["items"]] == [session]
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
+
+
+async def test_dev_tells_how_it_starts_what_others_need_and_that_it_has_stopped(
+    tmp_path: Path,
+) -> None:
+    command = [*PLAIT, "dev", "--port", "0", "--data", str(tmp_path)]
+    with (
+        (tmp_path / "errors").open("w+") as errors,
+        subprocess.Popen(  # noqa: ASYNC220
+            command, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("starting NATS, Valkey and 4 services")
+        banner = ""
+        while "PLAIT_SECRET" not in banner:
+            line = await asyncio.to_thread(process.stdout.readline)
+            assert line, "it ended"
+            banner += line
+        exports = "\n".join(line for line in banner.splitlines() if "export" in line)
+        exported = await asyncio.to_thread(
+            subprocess.run,
+            ["bash", "-euc", f'{exports}\n"$@"', "", *PLAIT, "doctor"],
+            capture_output=True,
+            text=True,
+        )
+        assert exported.returncode == 0, exported
+        assert "export PLAIT_NATS_MONITOR_URL=http://127.0.0.1:" in banner
+        assert (tmp_path / "secret").read_text().strip() not in banner
+        process.send_signal(signal.SIGINT)
+        rest = await asyncio.to_thread(process.stdout.read)
+        assert process.wait(WAIT_S) == 0
+        assert rest.splitlines()[-1] == "stopped"
+        errors.seek(0)
+        assert "EOF" not in errors.read()  # The services have gone before their servers.
+
+
+async def test_dev_ends_when_its_data_directory_is_gone(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "errors").open("w+") as errors,
+        running(tmp_path / "data", errors=errors) as (process, _),
+    ):
+        below = descendants(process.pid)
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        assert await asyncio.to_thread(process.wait, WAIT_S) == 1
+        assert all(map(gone, below))
+        errors.seek(0)
+        assert errors.read().splitlines()[-1] == (
+            f"plait: the data directory {tmp_path / 'data'} is gone: "
+            "what was written since cannot be kept"
+        )
 
 
 async def test_nothing_survives_kill_9_of_dev(tmp_path: Path) -> None:

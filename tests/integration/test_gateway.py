@@ -8,8 +8,7 @@ import pytest_asyncio
 
 from plait.events import ids
 from plait.events.settings import Settings
-from plait.services.dev.servers import NatsServer, ValkeyServer
-from tests.conftest import Prefixes
+from tests.conftest import Address, Prefixes
 from tests.integration.gateway import Plait, running
 from tests.waiting import until
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plait(
-    nats_server: NatsServer, valkey_server: ValkeyServer, prefixes: Prefixes
+    nats_server: Address, valkey_server: Address, prefixes: Prefixes
 ) -> AsyncIterator[Plait]:
     settings = Settings(
         nats_url=nats_server.url,
@@ -219,6 +218,26 @@ async def test_a_post_after_the_running_turns_node_waits_in_its_inbox(plait: Pla
     assert later["branch_id"] == posted["branch_id"]
     pending = await plait.say(session, "x", after=later["node_id"], status=404)
     assert "inbox" in pending["detail"]
+
+
+async def test_the_context_of_a_branch_is_found_by_whatever_names_the_branch(
+    plait: Plait,
+) -> None:
+    session = await plait.session()
+    await plait.say(session, "main")
+    named = await plait.say(session, "facts", after=ids.root_id(session))
+    branch, tip = named["branch_id"], named["node_id"]
+    path = f"/v1/sessions/{session}"
+    await plait.ask("PATCH", f"{path}/branches/{branch}", {"name": "research"}, 200)
+    for head in ("research", "rese", branch, tip, tip[-8:], f"{session}:research"):
+        seen = await plait.get(f"{path}/context", head=head)
+        assert seen["head_id"] == tip, head
+        assert [message["content"] for message in seen["messages"]] == ["facts"]
+    await plait.ask("PATCH", f"{path}/branches/research", {"archived": True}, 200)
+    for head in ("research", branch):
+        assert (await plait.get(f"{path}/context", head=head))["head_id"] == tip
+    unknown = await plait.get(f"{path}/context", 404, head="nobody")
+    assert unknown["code"] == "unknown_branch"
 
 
 async def test_replaces_makes_a_sibling_of_the_message(plait: Plait) -> None:

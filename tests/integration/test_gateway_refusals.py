@@ -9,8 +9,7 @@ import pytest_asyncio
 
 from plait.events import ids
 from plait.events.settings import Settings
-from plait.services.dev.servers import NatsServer, ValkeyServer
-from tests.conftest import Prefixes
+from tests.conftest import Address, Prefixes
 from tests.integration.gateway import Plait, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -20,7 +19,7 @@ ELSEWHERE = "saaaaaaaaaaaa"  # an id's form, and nobody's
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plait(
-    nats_server: NatsServer, valkey_server: ValkeyServer, prefixes: Prefixes
+    nats_server: Address, valkey_server: Address, prefixes: Prefixes
 ) -> AsyncIterator[Plait]:
     settings = Settings(
         nats_url=nats_server.url,
@@ -72,6 +71,11 @@ async def test_a_missing_or_wrong_key_is_a_401_that_says_how(
         (b'{"run": true}', "text"),
         (b'{"text": ""}', "length"),
         (b'{"text": "a", "multitask_strategy": "hurry"}', "hurry"),
+        (
+            b'{"text": "a", "multitask_strategy": "merge"}',
+            "one of enqueue, reject, interrupt, rollback",
+        ),
+        (b'{"text": " \\n\\u2003"}', "`text` is empty or only white space"),
         (b'{"text": "\\u0000"}', "NUL"),
         (b'{"text": "\\ud800"}', "surrogate"),
         (b'{"text": "\xff"}', "UTF-8"),
@@ -89,6 +93,47 @@ async def test_a_body_that_does_not_fit_is_refused_with_its_place(
     assert hint.lower() in answer.json()["detail"].lower()
     view = await plait.get(f"/v1/sessions/{session}", min_position=made["position"])
     assert view["nodes"] == 1
+
+
+async def test_a_long_refusal_is_cut(plait: Plait) -> None:
+    session, long = await plait.session(), "x" * 5_000
+    for method, path, body in (
+        ("POST", f"/v1/sessions/{session}/messages", {"text": "a", long: 1}),
+        ("POST", f"/v1/sessions/{session}/messages", {"text": "a", "branch": long}),
+        ("POST", f"/v1/sessions/{session}/messages", {"text": "a", "after": long}),
+        ("POST", f"/v1/sessions/{session}/messages", {"text": "a", "multitask_strategy": long}),
+        ("POST", "/v1/sessions", {"model": long}),
+        ("PATCH", f"/v1/sessions/{session}/branches/{long}", {}),
+        ("GET", f"/v1/sessions/{long}", None),
+        ("GET", f"/v1/sessions/{session}?min_position={long}", None),
+        ("GET", f"/v1/sessions/{session}/context?head={long}", None),
+        ("GET", f"/v1/sessions/{session}?{long}=1", None),
+        ("GET", f"/v1/turns/{long}", None),
+        ("GET", f"/v1/messages/{long}", None),
+        ("GET", f"/v1/{long}", None),
+        ("DELETE", f"/v1/sessions/{long}", None),
+    ):
+        answer = await plait.http.request(method, path, json=body)
+        assert 400 <= problem(answer)[0] < 500
+        assert len(answer.json()["detail"]) < 500, (method, path[:30], answer.text)
+
+
+async def test_nothing_to_say_is_refused_in_a_send_as_well(plait: Plait) -> None:
+    session = await plait.session()
+    body = {"target_branch": "x", "message": "\t "}
+    told = await plait.post(f"/v1/sessions/{session}/send", body, 400)
+    assert "`message` is empty or only white space" in told["detail"]
+
+
+@pytest.mark.parametrize("action", ["cancel", "retry"])
+async def test_a_call_without_fields_takes_none(plait: Plait, action: str) -> None:
+    path = f"/v1/turns/{ELSEWHERE}-baaaaaaaa-taaaaaaaaaaa/{action}"
+    for body in (b'{"force": true}', b"[]", b"null", b"{", b"\xff"):
+        answer = await plait.http.post(path, content=body)
+        assert problem(answer) == (400, "invalid_request"), body
+        assert "empty object" in answer.json()["detail"]
+    for body in (b"", b" {} "):
+        assert problem(await plait.http.post(path, content=body)) == (404, "unknown_turn")
 
 
 async def test_a_body_of_another_kind_is_a_415(plait: Plait) -> None:
@@ -148,9 +193,28 @@ async def test_unknown_and_ill_formed_query_parameters_are_refused(plait: Plait)
         (f"/v1/turns/{session}-baaaaaaaa-taaaaaaaaaaa", {"wait": "nan"}),
         (f"/v1/turns/{session}-baaaaaaaa-taaaaaaaaaaa", {"wait": "inf"}),
         ("/healthz", {"verbose": 1}),
+        (f"/v1/turns/{session}-baaaaaaaa-taaaaaaaaaaa", {"wait": [1, 2]}),
+        ("/v1/sessions", {"page_size": [1, 1]}),
     ):
         told = await plait.get(path, 400, **query)
         assert told["code"] == "invalid_request", (path, query)
+
+
+async def test_a_query_parameter_that_does_not_fit_is_refused_with_what_it_takes(
+    plait: Plait,
+) -> None:
+    turn = f"/v1/turns/{ELSEWHERE}-baaaaaaaa-taaaaaaaaaaa"
+    longest = plait.settings.wait_max_s
+    for path, query, told in (
+        (turn, {"wait": "soon"}, "`wait` takes a number, at least 0"),
+        (turn, {"wait": "-1"}, "`wait` takes a number, at least 0"),
+        (turn, {"wait": longest + 1}, f"`wait` is a number of seconds, from 0 to {longest:g}"),
+        (turn, {"wait": "nan"}, "`wait` takes a number, at least 0"),
+        (turn, {"wait": "inf"}, f"`wait` is a number of seconds, from 0 to {longest:g}"),
+        (turn, {"wait": [1, 2]}, "`wait` is given more than once"),
+        ("/v1/sessions", {"page_size": "many"}, "takes a whole number, at least 1, at most 100"),
+    ):
+        assert told in (await plait.get(path, 400, **query))["detail"], query
 
 
 async def test_positions_of_another_log_or_beyond_the_end_are_refused(plait: Plait) -> None:
@@ -234,7 +298,33 @@ async def test_another_sessions_nodes_and_branches_are_not_reached_from_here(pla
 async def test_a_method_that_a_path_does_not_have_is_a_405(plait: Plait) -> None:
     answer = await plait.http.delete("/v1/sessions")
     assert problem(answer) == (405, "method_not_allowed")
-    assert "POST" in answer.headers["allow"]
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "OPTIONS", "POST"}
+    assert answer.headers["allow"] in answer.json()["detail"]
+
+
+async def test_options_name_every_method_of_a_path(plait: Plait) -> None:
+    for path, methods in (
+        ("/v1/sessions", "GET, OPTIONS, POST"),
+        ("/v1/sessions/x/branches/y", "OPTIONS, PATCH"),
+        ("/v1/providers/x", "DELETE, OPTIONS, PUT"),
+        ("/healthz", "GET, OPTIONS"),
+    ):
+        answer = await plait.http.options(path)
+        assert (answer.status_code, answer.headers["allow"]) == (204, methods)
+
+
+async def test_what_is_unknown_says_where_to_look(plait: Plait) -> None:
+    session, local = await plait.session(), f"{ELSEWHERE}-baaaaaaaa"
+    path = f"/v1/sessions/{session}/context"
+    assert "/branches lists" in (await plait.get(path, 404, head="x"))["detail"]
+    for path, place in (
+        (f"/v1/sessions/{ELSEWHERE}", "GET /v1/sessions lists"),
+        (f"/v1/sessions/{session}/nodes/{session}-baaaaaaaa-naaaaaaaaaaa", "/dag lists"),
+        (f"/v1/turns/{local}-taaaaaaaaaaa", "`turn_id`"),
+        (f"/v1/messages/{local}-maaaaaaaaaaa", "`message_id`"),
+        ("/v1/nothing", "see /schema"),
+    ):
+        assert place in (await plait.get(path, 404))["detail"], path
 
 
 # -- branches --------------------------------------------------------------------------------
@@ -256,10 +346,22 @@ async def test_branches_that_cannot_be_used_are_told_apart(plait: Plait) -> None
     await plait.ask("PATCH", f"{path}/branches/redder", {"archived": True}, 200)
     archived = await plait.say(session, "x", branch="redder", status=409)
     assert archived["code"] == "branch_archived"
+    assert "'redder'" in archived["detail"]
+    await plait.ask("PATCH", f"{path}/branches/{one['branch_id']}", {"name": "main"}, 200)
+    await plait.ask("PATCH", f"{path}/branches/main", {"archived": True}, 200)
+    heads = await plait.say(session, "x", branch="main", status=409)
+    assert "'main'" in heads["detail"]
+    await plait.ask("PATCH", f"{path}/branches/main", {"archived": False}, 200)
+    sent = await plait.post(f"{path}/send", {"target_branch": "redder", "message": "x"}, 409)
+    assert "'redder'" in sent["detail"]
     mine = await plait.post(
         f"{path}/send", {"target_branch": one["branch_id"], "message": "x"}, 400
     )
     assert mine["code"] == "self_send"
+    body = {"from": "red", "target_branch": "red", "message": "x"}
+    own = await plait.post(f"{path}/send", body, 400)
+    assert own["code"] == "self_send"
+    assert "'red'" in own["detail"]
     for name in ("", " x", "a:b", one["branch_id"], "x" * 65):
         told = await plait.ask("PATCH", f"{path}/branches/red", {"name": name}, 400)
         assert told["code"] == "invalid_request"
@@ -377,6 +479,7 @@ async def test_a_key_with_another_body_or_path_is_a_409(plait: Plait) -> None:
     ):
         told = await plait.ask("POST", path, sent, 409, headers=headers)
         assert told["code"] == "idempotency_key_mismatch"
+        assert "was used for another call" in told["detail"]
 
 
 async def test_a_refusal_is_not_recorded_so_a_retry_is_decided_anew(plait: Plait) -> None:

@@ -20,10 +20,9 @@ from plait.events.settings import Settings
 from plait.events.vault import new_secret
 from plait.projections.scripts import connect
 from plait.services.cli.api import Api, Gateway
-from plait.services.dev.servers import NatsServer, ValkeyServer
 from plait.services.dev.stack import Stack
 from plait.services.turns import tenants
-from tests.conftest import Prefixes
+from tests.conftest import Address, Prefixes
 from tests.integration.gateway import Plait, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,9 +33,7 @@ SECRET = new_secret()
 
 
 @pytest.fixture(scope="module")
-def settings_of_all(
-    nats_server: NatsServer, valkey_server: ValkeyServer, prefixes: Prefixes
-) -> Settings:
+def settings_of_all(nats_server: Address, valkey_server: Address, prefixes: Prefixes) -> Settings:
     return Settings(
         nats_url=nats_server.url,
         nats_monitor_url=nats_server.monitor_url,

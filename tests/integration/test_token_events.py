@@ -11,10 +11,9 @@ from llmock.pytest_plugin import LLMock
 
 from plait.events.errors import ModelFailure
 from plait.events.settings import Settings
-from plait.services.dev.servers import NatsServer, ValkeyServer
 from plait.services.dev.stack import Stack
 from plait.services.turns.models import Answer, AskedCall, ModelError, Request
-from tests.conftest import Prefixes
+from tests.conftest import Address, Prefixes
 from tests.integration.gateway import Event, Held, Plait, running
 from tests.waiting import until
 
@@ -46,7 +45,7 @@ MODEL = Speaking()
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plait(
-    nats_server: NatsServer, valkey_server: ValkeyServer, prefixes: Prefixes
+    nats_server: Address, valkey_server: Address, prefixes: Prefixes
 ) -> AsyncIterator[Plait]:
     settings = Settings(
         nats_url=nats_server.url,

@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct
 
 from plait.events import ids
-from plait.events.errors import Code, IdempotencyMismatch, Invalid, SelfSend
+from plait.events.errors import Code, IdempotencyMismatch, Invalid, SelfSend, UnknownBranch
 from plait.events.memory import MemoryProviderRecords, MemoryRequests
 from plait.events.providers import TenantProviders
 from plait.events.vault import Vault
@@ -145,6 +145,12 @@ def test_a_key_names_one_command_of_its_tenant() -> None:
 
 def test_every_code_has_its_status() -> None:
     assert set(STATUS) == set(Code)
+
+
+def test_an_unknown_branch_lists_a_bounded_number_of_names() -> None:
+    told = str(UnknownBranch("x", tuple(f"name{number}" for number in range(50))))
+    assert "name19 and 30 more" in told
+    assert "name20" not in told
 
 
 # -- posts that go on after a node (found by the simulation) -----------------------------------
