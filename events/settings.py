@@ -27,7 +27,7 @@ SECRETS = {"PLAIT_KEY", "PLAIT_SECRET"}  # never shown
 class Settings(Struct, frozen=True, kw_only=True):
     nats_url: str = "nats://127.0.0.1:4222"
     nats_monitor_url: str = ""  # http://host:8222: proves that a single server syncs each append
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url: Annotated[str, Meta(pattern="^(redis|rediss|unix)://")] = "redis://127.0.0.1:6379/0"
     prefix: Token = "plait"  # of streams, subjects and keys: several Plaits may share the servers
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1  # of streams: 3 on a cluster
     allow_lossy_log: bool = False  # start on a log that could lose acknowledged appends
@@ -74,7 +74,7 @@ def _value(env: Mapping[str, str], name: str, kind: Any) -> Any:
     try:
         return msgspec.convert(env[name], kind, strict=False)
     except msgspec.ValidationError as error:
-        shown = name if name in SECRETS else f"{name}={env[name]!r}"
+        shown = name if name in SECRETS else f"{name}={without_password(env[name])!r}"
         raise Misconfigured(f"{shown}: {error}") from None
 
 

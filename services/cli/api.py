@@ -5,12 +5,14 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, Self
+from urllib.parse import quote, urlsplit
 
 import httpx
 import msgspec
 from cyclopts import Parameter
 
-from plait.events.errors import Final, Unavailable
+from plait.events.errors import Final, Misconfigured, Unavailable
+from plait.events.settings import without_password
 
 TIMEOUT_S = 90.0  # above the longest `?wait=` that a gateway grants by default
 CONNECT_S = 5.0
@@ -49,14 +51,15 @@ class Api:
     answers with a problem."""
 
     def __init__(self, gateway: Gateway | None = None) -> None:
-        self._gateway = gateway or Gateway()
+        gateway = gateway or Gateway()
+        _check(gateway)
+        self._shown = without_password(gateway.url)
         self._http = httpx.Client(
-            base_url=self._gateway.url,
-            headers={"Authorization": f"Bearer {self._gateway.key}"},
+            base_url=gateway.url,
+            headers={"Authorization": f"Bearer {gateway.key}"},
             timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
             trust_env=False,  # A proxy for the world outside is not for our own gateway.
         )
-
         self._written: str | None = None
 
     def __enter__(self) -> Self:
@@ -96,37 +99,37 @@ class Api:
         """What happens in the session from now on, tokens included, until the gateway ends it."""
         path = f"/v1/sessions/{session}/events"
         timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)  # there are signs of life
-        try:
-            with self._http.stream("GET", path, timeout=timeout) as answer:
-                if answer.is_error:
-                    answer.read()
-                    raise _refusal(answer)
-                lines: Iterator[str] = answer.iter_lines()
-                for line in lines:
-                    if line == CAUGHT_UP:
-                        break  # From here on nothing is missed.
-                yield _server_sent(lines)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from None
+        with (
+            self._failures(),
+            self._http.stream("GET", _quoted(path), timeout=timeout) as answer,
+        ):
+            if answer.is_error:
+                answer.read()
+                raise _refusal(answer)
+            lines: Iterator[str] = answer.iter_lines()
+            for line in lines:
+                if line == CAUGHT_UP:
+                    break  # From here on nothing is missed.
+            yield _server_sent(lines)
 
     def events(self, session: str, *, follow: bool) -> Iterator[LogEvent]:
         """The session's events from its first on; without end if `follow`."""
-        try:
-            with self._http.stream(
+        with (
+            self._failures(),
+            self._http.stream(
                 "GET",
-                f"/v1/sessions/{session}/events",
+                _quoted(f"/v1/sessions/{session}/events"),
                 params={"from": "start"},
                 timeout=httpx.Timeout(None, connect=CONNECT_S),
-            ) as answer:
-                if answer.is_error:
-                    answer.read()
-                    raise _refusal(answer)
-                lines: Iterator[str] = answer.iter_lines()
-                if not follow:
-                    lines = itertools.takewhile(lambda line: line != CAUGHT_UP, lines)
-                yield from _server_sent(lines)
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from None
+            ) as answer,
+        ):
+            if answer.is_error:
+                answer.read()
+                raise _refusal(answer)
+            lines: Iterator[str] = answer.iter_lines()
+            if not follow:
+                lines = itertools.takewhile(lambda line: line != CAUGHT_UP, lines)
+            yield from _server_sent(lines)
 
     def _call(
         self, method: str, path: str, query: dict[str, object], body: object | None = None
@@ -138,24 +141,67 @@ class Api:
         }
         # What we read covers what we wrote.
         headers = {POSITION: self._written} if method == "GET" and self._written else {}
-        try:
-            answer = self._http.request(method, path, params=params, json=body, headers=headers)
-        except httpx.InvalidURL as error:
-            raise Unavailable(f"{self._gateway.url!r} is no address: {error}") from None
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from None
-        if answer.is_error:
-            raise _refusal(answer)
-        result = msgspec.json.decode(answer.content) if answer.content else None
+        with self._failures():
+            answer = self._http.request(
+                method,
+                _quoted(path),
+                params=_encodable(params),
+                json=_encodable(body),
+                headers=headers,
+            )
+            if answer.is_error:
+                raise _refusal(answer)
+            result = msgspec.json.decode(answer.content) if answer.content else None
         if method != "GET" and isinstance(result, dict):
             self._written = result.get("position", self._written)
         return result
 
-    def _unreachable(self, error: httpx.TransportError) -> Unavailable:
-        url = self._gateway.url
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return Unavailable(f"cannot reach {url}: start it with `plait dev`, or set PLAIT_URL")
-        return Unavailable(f"{url} broke off its answer: {error or type(error).__name__}")
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise Unavailable(
+                f"cannot reach {self._shown}: start it with `plait dev`, or set PLAIT_URL"
+            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            why = str(error) or type(error).__name__
+            raise Unavailable(f"{self._shown} broke off its answer: {why}") from None
+        except msgspec.MsgspecError:
+            raise Unavailable(
+                f"{self._shown} does not answer as a gateway of Plait: set PLAIT_URL"
+            ) from None
+
+
+def _check(gateway: Gateway) -> None:
+    try:
+        parts = urlsplit(gateway.url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        httpx.URL(gateway.url)
+    except (ValueError, httpx.InvalidURL):
+        sound = False
+    if not sound:
+        shown = without_password(gateway.url)
+        raise Misconfigured(f"PLAIT_URL={shown!r} is no address: it looks like {Gateway.url}")
+    if not gateway.key or any(not "!" <= char <= "~" for char in gateway.key):
+        raise Misconfigured(
+            "PLAIT_KEY is no key: a key is of ASCII letters, digits and signs, without spaces or "
+            "line ends"
+        )
+
+
+def _quoted(path: str) -> str:
+    # An id that somebody mistyped must not become a query, and may be no Unicode at all.
+    return quote(path, safe="/", errors="replace")
+
+
+def _encodable(value: Any) -> Any:
+    """Bytes of a command line that are no UTF-8 cannot be sent; a mark goes in their place."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {name: _encodable(item) for name, item in value.items()}
+    return value
 
 
 def _refusal(answer: httpx.Response) -> Refused:

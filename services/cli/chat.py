@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
@@ -11,6 +10,7 @@ from plait.events.errors import PlaitError
 from plait.services.cli.api import Api, Gateway, LogEvent
 from plait.services.cli.draw import graph
 from plait.services.cli.show import find_branch, read_node, said, shown, whole_graph
+from plait.services.cli.terminal import Terminal
 
 WAIT_S = 30  # of one `?wait=`; a turn that takes longer is asked for again
 
@@ -46,7 +46,7 @@ class _Chat:
         self.api, self.session = api, session
         self.path = f"/v1/sessions/{session}"
         self.branch: str | None = None  # None: the session's HEAD
-        self.console = Console(highlight=False)
+        self.console = Terminal()
         self.prompt = Text("> " if self.console.is_terminal else "", "bold cyan")
         self.commands: dict[str, Callable[[str], None]] = {
             "/branches": self.branches,
@@ -170,7 +170,7 @@ class _Chat:
         body: dict[str, object] = {"target_branch": target, "message": text, "wait_reply": True}
         if self.branch is not None:
             body["from"] = self.branch
-        with self.console.status(f"waiting for {target}"):
+        with self.console.status(Text(f"waiting for {target}")):
             message = self.api.post(f"{self.path}/send", body, wait=WAIT_S)
         reply = message.get("reply")
         if reply is None:

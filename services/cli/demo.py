@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from msgspec import Struct
-from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +20,7 @@ from plait.services.cli.api import Api, Gateway
 from plait.services.cli.draw import GLYPHS, Node, graph, label
 from plait.services.cli.logs import log_to_stderr
 from plait.services.cli.show import print_json, read_node, whole_graph
+from plait.services.cli.terminal import Terminal
 from plait.services.dev.stack import SERVICES, Stack
 
 MODEL = "offline:demo"
@@ -61,7 +61,7 @@ def demo(*, json: Annotated[bool, Parameter(negative=())] = False) -> int:
 
 
 async def _demo(*, json: bool) -> int:
-    console = Console(highlight=False, quiet=json)
+    console = Terminal(quiet=json)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="plait-demo-") as directory:
         status = console.status("starting NATS, Valkey and four services …")
@@ -80,7 +80,7 @@ async def _demo(*, json: bool) -> int:
     return 0
 
 
-def _play(api: Api, console: Console) -> Story:
+def _play(api: Api, console: Terminal) -> Story:
     """Two branches side by side from ROOT; then one asks the other."""
     began = time.monotonic()
     session = api.post("/v1/sessions", {"title": "demo", "model": MODEL})["session_id"]
@@ -141,12 +141,12 @@ def _check(api: Api, story: Story) -> dict[str, Any]:
 # -- what it looks like ----------------------------------------------------------------------
 
 
-def _done(console: Console, text: str, since: float) -> None:
+def _done(console: Terminal, text: str, since: float) -> None:
     line = Text("✓ ", "bold green").append(text, "default")
     console.print(line.append(f"  {time.monotonic() - since:.1f} s", "dim"))
 
 
-def _show(api: Api, console: Console, story: Story) -> None:
+def _show(api: Api, console: Terminal, story: Story) -> None:
     drawing, names, labels = whole_graph(api, story.session)
     for name, branch in story.branches.items():
         _heading(console, name)
@@ -161,7 +161,7 @@ def _show(api: Api, console: Console, story: Story) -> None:
     )
 
 
-def _heading(console: Console, title: str) -> None:
+def _heading(console: Terminal, title: str) -> None:
     console.print()
     console.print(Rule(Text(title, "bold"), align="left", style="dim"))
 

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
-from rich.console import Group
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
+
+from plait.services.cli.terminal import one_line
 
 GLYPHS: Final = {"root": "◇", "user": "○", "assistant": "△", "tool": "■", "attach": "◈"}
 LANE_STYLES: Final = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -44,21 +47,37 @@ class Dag(Struct, kw_only=True):
     lines: list[Line]
 
 
-def graph(dag: Dag, names: Mapping[str, str], labels: Mapping[str, str]) -> Group:
+def graph(dag: Dag, names: Mapping[str, str], labels: Mapping[str, str]) -> "Graph":
     """`names` are the branches' names by id; `labels` what stands beside a node, by its id."""
-    picture = _Picture(dag)
-    shown = {branch: names.get(branch, "")[:NAME] for branch in picture.lanes}
-    column = max(map(len, shown.values()), default=0)
-    lines = []
-    for row in picture.rows():
-        line = row.text()
-        if (node := row.node) is not None:
-            name = shown.get(node.branch_id, "") if node.role != "root" else ""
-            line.append(f"{name:{column}}  ", _style(picture.lane(node)))
-            line.append_text(label(node, labels.get(node.id)))
-        line.rstrip()
-        lines.append(line)
-    return Group(*lines)
+    return Graph(dag, names, labels)
+
+
+class Graph:
+    """Draws itself in the width that there is. What is said stays readable: when the lanes would
+    take its place, the last one that fits stands for all beyond it."""
+
+    def __init__(self, dag: Dag, names: Mapping[str, str], labels: Mapping[str, str]) -> None:
+        self._dag, self._labels = dag, labels
+        branches = {node.branch_id: None for node in dag.nodes if node.role != "root"}
+        self._names = {branch: one_line(names.get(branch, "")) for branch in branches}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        longest = max(map(cell_len, self._names.values()), default=0)
+        column = min(longest, NAME, max(width // 4, 1))
+        most = max((width - column - 2 - width * 2 // 5) // LANE, 1)
+        picture = _Picture(self._dag, most)
+        for row in picture.rows():
+            line = row.text()
+            if (node := row.node) is not None:
+                name = self._names[node.branch_id] if node.role != "root" else ""
+                line.append(f"{set_cell_size(name, column)}  ", _style(picture.lane(node)))
+                line.append_text(label(node, self._labels.get(node.id)))
+            line.rstrip()
+            yield line
+        if len(self._names) > most:
+            beyond = len(self._names) - most + 1
+            yield Text(f"the last lane stands for {beyond} branches", "dim")
 
 
 def label(node: Node, text: str | None) -> Text:
@@ -67,10 +86,10 @@ def label(node: Node, text: str | None) -> Text:
     if node.role == "root":
         return line.append("ROOT", "dim")
     if node.role == "tool":
-        line.append(node.name or "tool", "bold").append(" ")
+        line.append(one_line(node.name or "tool"), "bold").append(" ")
     if node.source == "from_branch":
         line.append("⇢ ", "bold")
-    line.append(" ".join(text.split()) if text else f"({node.role})", None if text else "dim")
+    line.append(one_line(text) if text else f"({node.role})", None if text else "dim")
     if node.status in ENDS:
         line.append(f"  {ENDS[node.status]}", "red")
     elif node.status != "completed":
@@ -99,7 +118,9 @@ class _Row:
 class _Picture:
     """Which lane a branch has, from which row to which, and what crosses it."""
 
-    def __init__(self, dag: Dag) -> None:
+    def __init__(self, dag: Dag, most: int) -> None:
+        """At most so many lanes: the last one holds every branch that has none of its own."""
+        self._most = most
         # What still waits in an inbox has no place in the log's order yet: it comes last.
         self.nodes = sorted(dag.nodes, key=lambda node: (node.seq is None, node.seq or 0))
         self.row_of = {node.id: row for row, node in enumerate(self.nodes)}
@@ -107,6 +128,7 @@ class _Picture:
         self.lanes: dict[str, int] = {}
         self.first: dict[int, int] = {}  # lane → the row from which its line comes down
         self.last: dict[int, int] = {}
+        self.count = 0  # of lanes
         self.forks: dict[int, list[int]] = defaultdict(list)  # row → lanes that fork there
         for row, node in enumerate(self.nodes):
             if node.role != "root":
@@ -122,7 +144,7 @@ class _Picture:
 
     @property
     def width(self) -> int:
-        return LANE * max(len(self.lanes), 1)
+        return LANE * max(self.count, 1)
 
     def rows(self) -> Sequence[_Row]:
         rows: list[_Row] = []
@@ -143,10 +165,14 @@ class _Picture:
         lane = self.lanes.get(node.branch_id)
         if lane is None:
             parent = self.by_id.get(node.predecessor or "")
-            lane = self.lanes[node.branch_id] = len(self.lanes)
-            self.first[lane] = row if parent is None else self.row_of[parent.id]
+            lane = self.lanes[node.branch_id] = min(len(self.lanes), self._most - 1)
+            self.count = lane + 1
+            start = row if parent is None else self.row_of[parent.id]
+            self.first[lane] = min(self.first.get(lane, start), start)
             if parent is not None and self.lane(parent) != lane:
-                self.forks[self.row_of[parent.id]].append(lane)
+                lanes = self.forks[self.row_of[parent.id]]
+                if lane not in lanes:
+                    lanes.append(lane)
         self.last[lane] = row
 
     def _verticals(self, row: _Row, index: int) -> None:
@@ -176,7 +202,9 @@ class _Picture:
             if row.free(x):
                 row.put(x, "─", _style(new[-1]))
         for fork in new:
-            row.put(fork * LANE, "╮" if fork == max(new) else "┬", _style(fork))
+            passes = self.first[fork] < index  # The last lane can be there for others already.
+            end = "┤" if passes else "╮"
+            row.put(fork * LANE, end if fork == max(new) else "┬", _style(fork))
         return row
 
     def _message(
@@ -196,6 +224,8 @@ class _Picture:
         for x in range(left + 1, right) if rightward else range(right + 1, left):
             if line.free(x):
                 line.put(x, "╌", "dim")
+        if left == right:
+            return  # Both are in the lane that stands for many.
         beside = right - 1 if rightward else right + 1
         line.put(beside, "▸" if rightward else "◂", "dim")
 

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from cyclopts import App, Group
 
 from plait.events.errors import PlaitError
+from plait.services.cli.terminal import adapt_streams, plain
 
 RUN = Group("Run", sort_key=1)
 TALK = Group("Talk to a running gateway (PLAIT_URL, PLAIT_KEY)", sort_key=2)
@@ -92,13 +93,15 @@ app.command(providers)
 
 
 def main() -> None:
+    adapt_streams()
     try:
         code = app()
-    except PlaitError as error:
-        print(f"plait: {error}", file=sys.stderr)
-        code = 1
+        sys.stdout.flush()
     except BrokenPipeError:  # `plait log … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except (PlaitError, OSError) as error:  # such as a directory that may not be written
+        print(plain(f"plait: {error}"), file=sys.stderr)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -1,7 +1,9 @@
 """For whoever runs Plait: is everything as it must be, and build the read models again."""
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Awaitable
 from importlib.metadata import version
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -10,16 +12,17 @@ import msgspec
 from cyclopts import Parameter
 from msgspec import Struct
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 from nats.js.errors import NoKeysError, NotFoundError
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from plait.events.errors import Misconfigured, PlaitError, Unavailable
-from plait.events.jetstream_api import Api
+from plait.events.jetstream_api import Api, StreamInfo
 from plait.events.jetstream_setup import check_durability, connect, open_jetstream
-from plait.events.settings import Settings
+from plait.events.settings import Settings, without_password
 from plait.events.subjects import GENERATION, Subjects
 from plait.projections.generations import Generations
 from plait.projections.rebuild import rebuild as rebuild_read_models
@@ -27,8 +30,9 @@ from plait.projections.schema import Names
 from plait.projections.scripts import connect as open_redis
 from plait.services.cli.logs import log_to_stderr
 from plait.services.cli.show import print_json
+from plait.services.cli.terminal import Terminal
 
-CONNECT_S = 5.0  # a service waits longer; who asks for a diagnosis wants it now
+STEP_S = 5.0  # for each look; a service waits longer, who asks for a diagnosis wants it now
 LAG_APPENDS = 1_000  # a live projection is a few appends behind at most
 LAG_MOVES_S = 2.0  # in which one that is further behind must have moved
 MONITOR_PORT = 8222  # where NATS has its monitoring by custom
@@ -72,7 +76,7 @@ def doctor(*, json: Json = False) -> int:
             if finding.todo:
                 said.append(f"\n→ {finding.todo}", "bold")
             table.add_row(Text(mark, style), Text(finding.what), said)
-        Console(highlight=False).print(table)
+        Terminal().print(table)
     return int(any(finding.state == "wrong" for finding in findings))
 
 
@@ -85,10 +89,10 @@ def rebuild(*, json: Json = False) -> None:
         Print one line of JSON: generation, took_s.
     """
     log_to_stderr("warning", process="rebuild")
-    console = Console(highlight=False, quiet=json)
+    console = Terminal(quiet=json)
     began = time.monotonic()
     with console.status("building from the log …"):
-        generation = asyncio.run(_rebuild(_settings()))
+        generation = asyncio.run(_rebuild(Settings.from_env()))
     took_s = round(time.monotonic() - began, 2)
     if json:
         print_json({"generation": generation, "took_s": took_s})
@@ -96,12 +100,13 @@ def rebuild(*, json: Json = False) -> None:
 
 
 async def _rebuild(settings: Settings) -> str:
+    redis = _open_redis(settings)
     log = await open_jetstream(settings, "plait-rebuild")
     try:
-        async with open_redis(settings.redis_url) as redis:
+        async with redis:
             return str(await rebuild_read_models(log.store, redis, settings))
-    except RedisError as error:
-        raise Unavailable(f"{settings.redis_url}: {error}") from error
+    except (RedisError, OSError) as error:
+        raise Unavailable(f"{without_password(settings.redis_url)}: {error}") from error
     finally:
         await log.close()
 
@@ -110,25 +115,53 @@ async def _examine() -> list[Finding]:
     """In the order in which one thing needs another; stops where nothing more can be seen."""
     findings = [Finding("plait", "ok", version("plait"))]
     try:
-        settings = _settings()
+        settings = Settings.from_env()
+        redis = _open_redis(settings)
     except Misconfigured as error:
         return [*findings, Finding("settings", "wrong", str(error), "correct the variable")]
+    end = None
+    nats, redis_at = without_password(settings.nats_url), without_password(settings.redis_url)
+    work: list[Finding] = []
     try:
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(STEP_S):
             nc = await connect(settings, "plait-doctor")
-    except (Unavailable, TimeoutError):
-        found = f"nothing answers at {settings.nats_url}"
-        finding = Finding("NATS", "wrong", found, "start it, or set PLAIT_NATS_URL")
-        return [*findings, finding, *await _examine_views(settings, None)]
-    try:
+    except (PlaitError, ValueError, TimeoutError):
+        found = f"nothing answers at {nats}"
+        findings.append(Finding("NATS", "wrong", found, "start it, or set PLAIT_NATS_URL"))
+    else:
         number = nc.connected_server_version
-        found = f"{number.major}.{number.minor}.{number.patch} at {settings.nats_url}"
+        found = f"{number.major}.{number.minor}.{number.patch} at {nats}"
         findings.append(Finding("NATS", "ok", found))
-        findings += await _examine_log(nc, settings)
-        end = await _log_end(nc, settings)
-        return [*findings, *await _examine_views(settings, end), *await _examine_work(nc, settings)]
-    finally:
-        await nc.close()
+        stuck = f"NATS at {nats} stopped answering", "look at its log, and start it again"
+        findings += await _bounded("log", _examine_log(nc, settings), *stuck)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STEP_S):
+                end = await _log_end(nc, settings)
+        work = await _bounded("work", _examine_work(nc, settings), *stuck)
+        await _closed(nc.close())
+    stuck = f"nothing answers at {redis_at}", "start it (again), or set PLAIT_REDIS_URL"
+    findings += await _bounded("Valkey", _examine_views(redis, settings, end), *stuck)
+    await _closed(redis.aclose())
+    return [*findings, *work]
+
+
+async def _bounded(
+    what: str, look: Awaitable[list[Finding]], found: str, todo: str
+) -> list[Finding]:
+    """A server that hangs, or goes away meanwhile, is a finding like others."""
+    try:
+        async with asyncio.timeout(STEP_S):
+            return await look
+    except TimeoutError:
+        return [Finding(what, "wrong", f"{found} within {STEP_S:.0f} s", todo)]
+    except (PlaitError, RedisError, NatsError, OSError) as error:
+        return [Finding(what, "wrong", f"{found}: {error or type(error).__name__}", todo)]
+
+
+async def _closed(closing: Awaitable[None]) -> None:
+    with contextlib.suppress(TimeoutError, RedisError, NatsError, OSError):
+        async with asyncio.timeout(STEP_S):
+            await closing
 
 
 async def _examine_log(nc: Client, settings: Settings) -> list[Finding]:
@@ -140,29 +173,58 @@ async def _examine_log(nc: Client, settings: Settings) -> list[Finding]:
         return [Finding("log", "wrong", found, "start `plait gateway`, which creates the streams")]
     replicas = info.config.get("num_replicas", 1)
     size = f"{info.state.last_seq} appends, {replicas} replica{'s' * (replicas > 1)}"
-    findings = [Finding("log", "ok", size)]
+    return [Finding("log", "ok", size), await _durability(nc, info, settings)]
+
+
+async def _durability(nc: Client, info: StreamInfo, settings: Settings) -> Finding:
+    """What a service would say of it when it starts, with the same settings."""
+    if settings.allow_lossy_log:
+        found = "not asked: PLAIT_ALLOW_LOSSY_LOG accepts that events could be lost"
+        return Finding("durability", "ok", found)
     try:
         await check_durability(nc, info, settings)
-        findings.append(Finding("durability", "ok", "acknowledged means on disk"))
-    except Misconfigured as error:
-        todo = "until then, an acknowledged event could be lost with the machine"
-        findings.append(Finding("durability", "wrong", str(error), todo))
-    return findings
+    except PlaitError as error:
+        if not settings.nats_monitor_url and (url := await _usual_monitor(nc, info, settings)):
+            found = "nothing shows services that the log loses nothing, so they refuse to start"
+            todo = f"set PLAIT_NATS_MONITOR_URL={url}, which proves that acknowledged means on disk"
+            return Finding("durability", "wrong", found, todo)
+        todo = "until then services refuse to start: events could be lost with the machine"
+        return Finding("durability", "wrong", str(error), todo)
+    return Finding("durability", "ok", "acknowledged means on disk")
 
 
-async def _examine_views(settings: Settings, end: tuple[int, int] | None) -> list[Finding]:
-    async with open_redis(settings.redis_url) as redis:
-        try:
-            info = await redis.info("server")
-        except (RedisError, OSError) as error:
-            found = f"nothing answers at {settings.redis_url}: {error}"
-            return [Finding("Valkey", "wrong", found, "start it, or set PLAIT_REDIS_URL")]
-        name = "Valkey" if "valkey_version" in info else "Redis"
-        number = info.get("valkey_version", info.get("redis_version"))
-        findings = [Finding(name, "ok", f"{number} at {settings.redis_url}")]
-        if end is None:
-            return findings
-        return [*findings, await _lag(Generations(redis, Names(settings.prefix)), *end)]
+async def _usual_monitor(nc: Client, info: StreamInfo, settings: Settings) -> str | None:
+    """The monitoring address by custom, if it proves what the setting would have to prove."""
+    host = urlsplit(settings.nats_url.partition(",")[0]).hostname or "127.0.0.1"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{MONITOR_PORT}"
+    try:
+        # Within what this step has: a machine that swallows packets must not cost the finding.
+        async with asyncio.timeout(STEP_S / 2):
+            there = msgspec.structs.replace(settings, nats_monitor_url=url)
+            await check_durability(nc, info, there)
+    except (PlaitError, TimeoutError):
+        return None
+    return url
+
+
+async def _examine_views(
+    redis: Redis, settings: Settings, end: tuple[int, int] | None
+) -> list[Finding]:
+    info = await redis.info("server")
+    name = "Valkey" if "valkey_version" in info else "Redis"
+    number = info.get("valkey_version", info.get("redis_version"))
+    findings = [Finding(name, "ok", f"{number} at {without_password(settings.redis_url)}")]
+    if end is None:
+        return findings
+    return [*findings, await _lag(Generations(redis, Names(settings.prefix)), *end)]
+
+
+def _open_redis(settings: Settings) -> Redis:
+    try:
+        return open_redis(settings.redis_url)
+    except ValueError as error:
+        shown = without_password(settings.redis_url)
+        raise Misconfigured(f"PLAIT_REDIS_URL={shown!r} is no address: {error}") from None
 
 
 async def _lag(generations: Generations, last: int, log: int) -> Finding:
@@ -241,12 +303,3 @@ async def _messages(nc: Client, stream: str) -> int | None:
         return (await nc.jetstream().stream_info(stream)).state.messages
     except NotFoundError:
         return None
-
-
-def _settings() -> Settings:
-    """From the environment; where it does not name the monitoring of NATS, the usual place."""
-    settings = Settings.from_env()
-    if settings.nats_monitor_url:
-        return settings
-    host = urlsplit(settings.nats_url.partition(",")[0]).hostname or "127.0.0.1"
-    return msgspec.structs.replace(settings, nats_monitor_url=f"http://{host}:{MONITOR_PORT}")

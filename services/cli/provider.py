@@ -7,12 +7,14 @@ from getpass import getpass
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from plait.events.errors import Invalid
+from plait.events.settings import without_password
 from plait.services.cli.api import Api, Gateway
 from plait.services.cli.show import Json, print_json
+from plait.services.cli.terminal import Terminal
 
 
 def list_(*, json: Json = False, gateway: Gateway | None = None) -> None:
@@ -28,12 +30,14 @@ def list_(*, json: Json = False, gateway: Gateway | None = None) -> None:
     if json:
         return print_json(found)
     if not found:
-        return Console().print("no providers yet: [bold]plait provider set NAME --kind openai[/]")
+        return Terminal().print("no providers yet: [bold]plait provider set NAME --kind openai[/]")
     table = Table.grid(padding=(0, 2))
     for item in found:
         key = "key set" if item["key_set"] else "no key"
-        table.add_row(item["name"], item["kind"], item["base_url"] or "", key)
-    return Console(highlight=False).print(table)
+        table.add_row(
+            Text(item["name"]), item["kind"], Text(without_password(item["base_url"] or "")), key
+        )
+    return Terminal().print(table)
 
 
 def set_(
@@ -76,7 +80,7 @@ def set_(
         body["stall_s"] = stall_s
     with Api(gateway) as api:
         api.put(f"/v1/providers/{name}", body)
-    Console(highlight=False).print(f"models [bold]{name}:…[/] are asked there")
+    Terminal().print(Text.assemble("models ", (f"{name}:…", "bold"), " are asked there"))
 
 
 def remove_(name: str, *, gateway: Gateway | None = None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
+from cyclopts.validators import Number
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +14,7 @@ from plait.events import ids
 from plait.events.errors import UnknownBranch
 from plait.services.cli.api import Api, Gateway, LogEvent
 from plait.services.cli.draw import Dag, Node, graph
+from plait.services.cli.terminal import Terminal, escaped, one_line
 
 SESSIONS = 20
 TEXTS = 200  # nodes of a graph whose text is fetched, one request each
@@ -24,7 +25,12 @@ TIME = "%Y-%m-%d %H:%M:%S"
 Json = Annotated[bool, Parameter(negative=())]
 
 
-def sessions(*, limit: int = SESSIONS, json: Json = False, gateway: Gateway | None = None) -> None:
+def sessions(
+    *,
+    limit: Annotated[int, Parameter(validator=Number(gte=1))] = SESSIONS,
+    json: Json = False,
+    gateway: Gateway | None = None,
+) -> None:
     """List sessions, newest first.
 
     Parameters
@@ -39,15 +45,25 @@ def sessions(*, limit: int = SESSIONS, json: Json = False, gateway: Gateway | No
     if json:
         return print_json(found)
     if not found:
-        return Console().print("no sessions yet: begin one with [bold]plait chat[/]")
+        return Terminal().print("no sessions yet: begin one with [bold]plait chat[/]")
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, min_width=len(found[0]["session_id"]))  # to copy it
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for item in found:
-        table.add_row(item["session_id"], when(item["created_at"]), item["title"] or "")
-    return Console(highlight=False).print(table)
+        table.add_row(
+            item["session_id"], when(item["created_at"]), Text(one_line(item["title"] or ""))
+        )
+    return Terminal().print(table)
 
 
 def log(
-    session: str, *, follow: bool = False, json: Json = False, gateway: Gateway | None = None
+    session: str,
+    *,
+    follow: bool = False,
+    full: Annotated[bool, Parameter(negative=())] = False,
+    json: Json = False,
+    gateway: Gateway | None = None,
 ) -> None:
     """Print a session's events, from its first to its last.
 
@@ -57,10 +73,12 @@ def log(
         The session's id.
     follow
         Go on with new events as they come, until Ctrl-C.
+    full
+        Print whole ids, as other commands take them, instead of their last eight characters.
     json
         Print one JSON object per line: position, event, data.
     """
-    console = Console(highlight=False)
+    console = Terminal()
     with Api(gateway) as api:
         for event in api.events(session, follow=follow):
             if not event.position:
@@ -68,7 +86,7 @@ def log(
             if json:
                 print_json({"position": event.position, "event": event.type, "data": event.data})
             else:
-                _print_line(console, _line(event))
+                _print_line(console, _line(event, full=full))
 
 
 def context(
@@ -91,7 +109,7 @@ def context(
         answer = api.get(f"/v1/sessions/{session}/context", head=head)
     if json:
         return print_json(answer)
-    console = Console(highlight=False)
+    console = Terminal()
     for message in answer["messages"]:
         console.print(_heard(message), soft_wrap=True)
     return console.print(Text(f"\ndigest {answer['digest']}", "dim"), soft_wrap=True)
@@ -111,7 +129,7 @@ def dag(session: str, *, json: Json = False, gateway: Gateway | None = None) -> 
         if json:
             return print_json(api.get(f"/v1/sessions/{session}/dag"))
         drawing, names, labels = whole_graph(api, session)
-    return Console(highlight=False).print(graph(drawing, names, labels))
+    return Terminal().print(graph(drawing, names, labels))
 
 
 def whole_graph(api: Api, session: str) -> tuple[Dag, dict[str, str], dict[str, str]]:
@@ -163,40 +181,45 @@ def shown(branch: dict[str, Any]) -> str:
 
 
 def print_json(value: object) -> None:
-    print(msgspec.json.encode(value).decode(), flush=True)
+    print(escaped(msgspec.json.encode(value).decode()), flush=True)
 
 
-def _line(event: LogEvent) -> Text:
-    """Place, branch, type, and the fields that say something, ids by their ends."""
+def _line(event: LogEvent, *, full: bool) -> Text:
+    """Place, branch, type, and the fields that say something, ids by their ends or in full."""
     data = dict(event.data)
     place = event.position.partition(".")[2]
-    branch = ids.short(data.pop("branch_id") or "session")
+    branch = _id(data.pop("branch_id") or "session", full=full)
     line = Text.assemble(
         (f"{place:>7}  ", "dim"), (f"{branch:<8}  ", "cyan"), (f"{event.type:<15} ", "bold")
     )
     for name, value in data.items():
         if value and name not in UNTOLD:
-            line.append(f" {name}=", "dim").append(_value(value))
+            line.append(f" {name}=", "dim").append(_value(value, full=full))
     return line
 
 
-def _print_line(console: Console, line: Text) -> None:
+def _print_line(console: Terminal, line: Text) -> None:
     if console.is_terminal:
         console.print(line, no_wrap=True, overflow="ellipsis")
     else:
         console.print(line, soft_wrap=True)  # whole, for grep
 
 
-def _value(value: object) -> str:
+def _value(value: object, *, full: bool) -> str:
     if isinstance(value, str):
-        if value.endswith("-root") and ids.parse(value):
-            return "ROOT"
-        return ids.short(value) if ids.parse(value) else " ".join(value.split())
+        return _id(value, full=full) if ids.parse(value) else one_line(value)
     if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(_value(item, full=full) for item in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_value(item)}" for name, item in value.items()) + "}"
+        items = (f"{name}: {_value(item, full=full)}" for name, item in value.items())
+        return "{" + ", ".join(items) + "}"
     return str(value)
+
+
+def _id(any_id: str, *, full: bool) -> str:
+    if full:
+        return any_id
+    return "ROOT" if any_id.endswith("-root") else ids.short(any_id)
 
 
 def _heard(message: dict[str, Any]) -> Text:

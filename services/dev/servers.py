@@ -6,6 +6,7 @@ append to the disk; Valkey holds read models, which projections can build again 
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import json
@@ -14,7 +15,7 @@ import shutil
 import socket
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -40,6 +41,13 @@ class StoreInUse(Misconfigured):
     def __init__(self, store_dir: Path, holder: str) -> None:
         super().__init__(
             f"{store_dir} is in use by {holder}: stop that first, or choose another directory"
+        )
+
+
+class StoreGone(Misconfigured):
+    def __init__(self, store_dir: Path) -> None:
+        super().__init__(
+            f"the data directory {store_dir} is gone: what was written since cannot be kept"
         )
 
 
@@ -79,6 +87,17 @@ class _Server(ABC):
         except BaseException:
             await self.stop()
             raise
+
+    def check_directory(self) -> None:
+        """Raises StoreGone when the directory was deleted or moved while the server runs on it."""
+        if self._lock is None:
+            return
+        try:
+            there = os.path.samestat(os.stat(self.store_dir / "lock"), os.fstat(self._lock))
+        except OSError:
+            there = False
+        if not there:
+            raise StoreGone(self.store_dir.parent)
 
     async def stop(self) -> None:
         """A clean stop; what was stored stays."""
@@ -266,21 +285,42 @@ def _lock(store_dir: Path) -> int:
     return fd
 
 
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Raises Misconfigured when `host` is no address of this machine."""
+    with _probe(host) as (probe, address):
         try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
+            probe.bind((address, port))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise Misconfigured(_no_address(host)) from None
             return False
         return True
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str = "127.0.0.1") -> int:
+    """Raises Misconfigured when `host` is no address of this machine."""
+    with _probe(host) as (probe, address):
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            raise Misconfigured(_no_address(host)) from None
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextlib.contextmanager
+def _probe(host: str) -> Iterator[tuple[socket.socket, str]]:
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        raise Misconfigured(_no_address(host)) from None
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield probe, str(address[0])
+
+
+def _no_address(host: str) -> str:
+    return f"{host!r} is no address of this machine: set PLAIT_HOST to one, such as 127.0.0.1"
 
 
 async def _valkey_pid(port: int) -> int | None:

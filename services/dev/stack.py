@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import NoReturn, Self
 
 import httpx
 import structlog
@@ -31,6 +31,7 @@ RESTART_MIN_S = 0.05  # a killed worker's turn should go on within seconds
 RESTART_MAX_S = 5.0
 STEADY_S = 10.0  # a process that lived this long may restart at once again
 POLL_S = 0.05
+LOOK_S = 1.0  # between two looks at the data directory
 LOG_TAIL_BYTES = 2000
 
 log = structlog.get_logger()
@@ -127,7 +128,8 @@ class Stack:
 
     @property
     def url(self) -> str:
-        return f"http://{self._settings.host}:{self._settings.port}"
+        host = self._settings.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._settings.port}"
 
     @property
     def key(self) -> str:
@@ -151,21 +153,31 @@ class Stack:
         failed is missing until the next try."""
         return {name: member.pid for name, member in self._members.items() if member.started}
 
+    async def until_lost(self) -> NoReturn:
+        """Raises StoreGone when the data directory is deleted or moved under the servers."""
+        while True:
+            self._nats.check_directory()
+            self._valkey.check_directory()
+            await asyncio.sleep(LOOK_S)
+
     async def kill(self, name: str) -> None:
         """`kill -9`; the process comes back by itself."""
         await self._members[name].kill()
 
     async def _start(self) -> None:
         env = {**os.environ, **self._extra}
-        if self._port and not is_free(self._port):
-            raise PortInUse("the gateway", self._port)
+        # Before anything is started: what the environment says of the rest, and where to listen.
+        host = Settings.from_env(env, model=self._model).host
+        port = self._port or free_port(host)
+        if not is_free(port, host):
+            raise PortInUse("the gateway", port)
         await _all(self._nats.start(), self._valkey.start())
         self._settings = Settings.from_env(
             env,
             nats_url=self._nats.url,
             nats_monitor_url=self._nats.monitor_url,
             redis_url=self._valkey.url,
-            port=self._port or free_port(),
+            port=port,
             model=self._model,
         )
         env |= {

@@ -30,6 +30,7 @@ def test_variables_set_fields_and_limits() -> None:
         ("PLAIT_TENANT", "a.b"),
         ("PLAIT_PORT", "99999"),
         ("PLAIT_PORT", "http"),
+        ("PLAIT_REDIS_URL", "foo"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_with_its_name(name: str, value: str) -> None:
