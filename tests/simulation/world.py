@@ -260,6 +260,15 @@ async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
 
 def run(seed: int, options: Options = Options()) -> Result:  # noqa: B008 - frozen
     """One seed from its beginning to rest, or to its first violation."""
+    gc.collect()
+    gc.disable()  # It ends forgotten generators, which takes a step of the loop, when it likes.
+    try:
+        return _run(seed, options)
+    finally:
+        gc.enable()
+
+
+def _run(seed: int, options: Options) -> Result:
     world = World(plan_of(seed), options)
     with _patched(world):
         try:
