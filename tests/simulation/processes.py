@@ -54,7 +54,7 @@ class Process:
         self._skew_ms = int((self.chance.random() * 2 - 1) * world.plan.skew_s * 1000)
         self.store = StoreWire(self)
         self.contents = Contents(KeyWire(self), BlobWire(self), world.plan.limits)
-        self.handler: Handler
+        self.handler: Handler | None = None  # until it has started
         self.commands: Commands | None = None
         self.ready = asyncio.Event()
         self.replies: Replies | None = None
@@ -136,8 +136,9 @@ class Process:
         self.kill()
 
     def _new_handler(self, store: StoreWire) -> Handler:
-        self.handler = Handler(store, self.world.plan.limits, cached=self.world.plan.cached)
-        return self.handler
+        handler = Handler(store, self.world.plan.limits, cached=self.world.plan.cached)
+        self.handler = handler
+        return handler
 
     async def _gateway(self) -> None:
         self.commands = Commands(

@@ -113,6 +113,8 @@ def caches_equal_a_fold(facts: Facts, world: "World") -> Found:
     for process in world.processes.values():
         if process is None or process.kind == "projections":
             continue
+        if process.handler is None:
+            continue
         states = dict(process.handler._states)
         for recorded in world.watch.log():
             state = states.get(recorded.stream)
