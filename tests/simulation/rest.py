@@ -1,5 +1,6 @@
 """What must hold at the end, when all faults are over and nothing is owed any more."""
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,8 @@ def caches_equal_a_fold(facts: Facts, world: "World") -> Found:
             continue
         if process.handler is None:
             continue
-        states = dict(process.handler._states)
+        # A copy: an answer may still be on its way to the process, which folds it into its own.
+        states = copy.deepcopy(dict(process.handler._states))
         for recorded in world.watch.log():
             state = states.get(recorded.stream)
             if state is not None and recorded.sequence > state.version:
