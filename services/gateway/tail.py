@@ -5,7 +5,7 @@ What it sees wakes the calls that wait, and feeds the event streams.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 
 import structlog
 
@@ -95,8 +95,9 @@ class Tail:
         """Until cancelled."""
         while True:
             try:
-                async for batch in self._store.follow(self.seen):
-                    self._hand_out(batch)
+                async with aclosing(self._store.follow(self.seen)) as batches:
+                    async for batch in batches:
+                        self._hand_out(batch)
             except Retryable as error:
                 log.warning("the tail lost the log for a moment", why=str(error))
                 await asyncio.sleep(RETRY_S)
